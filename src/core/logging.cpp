@@ -1,0 +1,51 @@
+#include "cohort/core/logging.h"
+
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <cstdlib>
+#include <memory>
+
+namespace cohort::log {
+namespace {
+
+spdlog::level::level_enum to_spdlog(Level level) {
+  switch (level) {
+    case Level::trace:
+      return spdlog::level::trace;
+    case Level::debug:
+      return spdlog::level::debug;
+    case Level::info:
+      return spdlog::level::info;
+    case Level::warn:
+      return spdlog::level::warn;
+    case Level::error:
+      return spdlog::level::err;
+  }
+  return spdlog::level::info;
+}
+
+// The one process-wide logger: immutable after its thread-safe construction.
+spdlog::logger& logger() {
+  static const std::shared_ptr<spdlog::logger> instance = [] {
+    auto made = std::make_shared<spdlog::logger>(
+        "cohort", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    const char* level = std::getenv("COHORT_LOG");
+    made->set_level(level ? spdlog::level::from_str(level) : spdlog::level::warn);
+    const char* rank = std::getenv("RANK");
+    made->set_pattern(rank ? std::string("[%H:%M:%S.%e] [cohort] [rank ") + rank + "] [%l] %v"
+                           : "[%H:%M:%S.%e] [cohort] [%l] %v");
+    return made;
+  }();
+  return *instance;
+}
+
+}  // namespace
+
+void write(Level level, const std::string& message) {
+  logger().log(to_spdlog(level), "{}", message);
+}
+
+bool enabled(Level level) { return logger().should_log(to_spdlog(level)); }
+
+}  // namespace cohort::log
