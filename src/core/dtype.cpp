@@ -26,7 +26,9 @@ std::string_view name(DType dtype) {
   return "invalid dtype";
 }
 
-std::ostream& operator<<(std::ostream& out, DType dtype) { return out << name(dtype); }
+std::ostream& operator<<(std::ostream& out, DType dtype) {
+  return out << name(dtype);
+}
 
 DType promote(DType a, DType b) {
   if (a == b) return a;

@@ -28,8 +28,8 @@ spdlog::level::level_enum to_spdlog(Level level) {
 // The one process-wide logger: immutable after its thread-safe construction.
 spdlog::logger& logger() {
   static const std::shared_ptr<spdlog::logger> instance = [] {
-    auto made = std::make_shared<spdlog::logger>(
-        "cohort", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    auto made = std::make_shared<spdlog::logger>("cohort",
+                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
     const char* level = std::getenv("COHORT_LOG");
     made->set_level(level ? spdlog::level::from_str(level) : spdlog::level::warn);
     const char* rank = std::getenv("RANK");
@@ -46,6 +46,8 @@ void write(Level level, const std::string& message) {
   logger().log(to_spdlog(level), "{}", message);
 }
 
-bool enabled(Level level) { return logger().should_log(to_spdlog(level)); }
+bool enabled(Level level) {
+  return logger().should_log(to_spdlog(level));
+}
 
 }  // namespace cohort::log

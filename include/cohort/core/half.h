@@ -52,7 +52,8 @@ struct Float16 {
       // Below 2^-14 the result is subnormal: adding 0.5 aligns the mantissa so that the unit of the
       // last place is 2^-24, and the FPU does the rounding.
       const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
-      return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u));
+      return static_cast<std::uint16_t>(sign |
+                                        (std::bit_cast<std::uint32_t>(shifted) - 0x3f000000u));
     }
     const std::uint32_t rebiased = magnitude - 0x38000000u;  // exponent bias 127 -> 15
     return static_cast<std::uint16_t>(sign | ((rebiased + 0xfffu + ((rebiased >> 13) & 1u)) >> 13));

@@ -12,9 +12,17 @@ enum class Level { trace, debug, info, warn, error };
 void write(Level level, const std::string& message);
 bool enabled(Level level);
 
-inline void debug(const std::string& message) { write(Level::debug, message); }
-inline void info(const std::string& message) { write(Level::info, message); }
-inline void warn(const std::string& message) { write(Level::warn, message); }
-inline void error(const std::string& message) { write(Level::error, message); }
+inline void debug(const std::string& message) {
+  write(Level::debug, message);
+}
+inline void info(const std::string& message) {
+  write(Level::info, message);
+}
+inline void warn(const std::string& message) {
+  write(Level::warn, message);
+}
+inline void error(const std::string& message) {
+  write(Level::error, message);
+}
 
 }  // namespace cohort::log

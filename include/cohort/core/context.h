@@ -1,0 +1,157 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "cohort/core/device.h"
+#include "cohort/core/memory.h"
+#include "cohort/core/random.h"
+#include "cohort/core/scheduler.h"
+#include "cohort/core/stream.h"
+
+namespace cohort {
+
+struct GraphTask;  // of the autograd engine
+
+// How a rank's streams run.
+struct RuntimeOptions {
+  // Set: all streams, the compute stream too, are queued and interleaved by a SeededScheduler with
+  // this seed. Unset (0): the compute stream is inline and the others are threads.
+  std::uint64_t schedule_seed = 0;
+  // Non-zero: worker streams sleep random times before tasks (WorkerStreamOptions::delay_seed).
+  std::uint64_t delay_seed = 0;
+  // False: freed memory goes straight back to the system, so that sanitizers see a use after free.
+  // The process's own runtime takes it from COHORT_ALLOCATOR_CACHE (0 or 1).
+  bool cache_memory = true;
+  // Bytes that may be live on the CPU; 0 for no limit.
+  std::int64_t memory_limit = 0;
+  // The rank's number in its world: random numbers that must differ between ranks use it.
+  int rank = 0;
+};
+
+// What one rank owns: its allocators, its streams, its scheduler. Ranks that are threads of one
+// process have one each; a program that never asks has the process's. Thread-safe.
+class Runtime : public std::enable_shared_from_this<Runtime> {
+ public:
+  static std::shared_ptr<Runtime> make(const RuntimeOptions& options = {});
+
+  int rank() const { return options_.rank; }
+  const RuntimeOptions& options() const { return options_; }
+
+  // The allocator of `device`. NotSupported when this build has no such device.
+  const std::shared_ptr<Allocator>& allocator(Device device);
+  // The stream that operations use unless told otherwise.
+  const Stream& compute_stream(Device device);
+  // A further stream of `device`: a worker thread, the scheduler's, or a CUDA stream.
+  Stream make_stream(Device device, std::string name);
+  // The one queue through which the rank starts the collectives of all its CPU groups.
+  const Stream& collective_stream();
+  // An inline CPU stream for operations inside a queued task.
+  const Stream& task_stream() const { return task_stream_; }
+  // The scheduler, or null where streams are threads.
+  SeededScheduler* scheduler() { return scheduler_.get(); }
+
+ private:
+  explicit Runtime(const RuntimeOptions& options);
+
+  struct DeviceState {
+    std::shared_ptr<Allocator> allocator;
+    Stream compute;
+  };
+  DeviceState& state(Device device);
+
+  RuntimeOptions options_;
+  std::unique_ptr<SeededScheduler> scheduler_;
+  Stream task_stream_;
+  DeviceState cpu_;   // made at once; immutable
+  DeviceState meta_;  // made at once; immutable
+  std::mutex mutex_;  // guards what follows
+  std::map<Device, DeviceState> accelerators_;
+  Stream collective_;
+};
+
+// What is ambient in a thread: which rank's runtime, whether a graph is recorded, where work and
+// memory go. One per thread, behind one thread-local pointer; belongs to that thread.
+class Context {
+ public:
+  // The calling thread's context. A thread that never entered a ContextScope has one of its own
+  // over the process's runtime.
+  static Context& current();
+
+  explicit Context(std::shared_ptr<Runtime> runtime);
+
+  const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
+  // The stream operations on `device` use: the override of a StreamScope, else the compute stream.
+  const Stream& stream(Device device);
+
+  // A copy for a task of this context on another stream: its CPU operations run inline there.
+  Context inside_task() const;
+
+  bool grad_enabled = true;
+  GraphTask* graph_task = nullptr;  // the backward that runs in this thread, if any
+  MemoryCategory memory_category = MemoryCategory::activations;
+  // Numbers that are equal on all ranks: initialisation.
+  Generator init_generator;
+  // Numbers that differ by rank: dropout.
+  Generator generator;
+
+ private:
+  friend class StreamScope;
+  std::shared_ptr<Runtime> runtime_;
+  Stream cpu_stream_;  // the CPU's current one: looked up for every operation
+  Stream override_;    // of another device, or null
+};
+
+// Sets both generators of the current context: `seed` for initialisation, and (`seed`, rank) for
+// what must differ by rank.
+void manual_seed(std::uint64_t seed);
+
+// Makes `context` the calling thread's current one until the scope ends.
+class ContextScope {
+ public:
+  explicit ContextScope(Context& context);
+  ~ContextScope();
+  ContextScope(const ContextScope&) = delete;
+  ContextScope& operator=(const ContextScope&) = delete;
+
+ private:
+  Context* previous_;
+};
+
+// Sends operations of `stream`'s device to it until the scope ends.
+class StreamScope {
+ public:
+  explicit StreamScope(const Stream& stream);
+  ~StreamScope();
+  StreamScope(const StreamScope&) = delete;
+  StreamScope& operator=(const StreamScope&) = delete;
+
+ private:
+  Context& context_;
+  Stream previous_cpu_;
+  Stream previous_override_;
+};
+
+// Counts memory allocated in the scope under `category`.
+class MemoryCategoryScope {
+ public:
+  explicit MemoryCategoryScope(MemoryCategory category)
+      : context_(Context::current()), previous_(context_.memory_category) {
+    context_.memory_category = category;
+  }
+  ~MemoryCategoryScope() { context_.memory_category = previous_; }
+  MemoryCategoryScope(const MemoryCategoryScope&) = delete;
+  MemoryCategoryScope& operator=(const MemoryCategoryScope&) = delete;
+
+ private:
+  Context& context_;
+  MemoryCategory previous_;
+};
+
+// The counters of the current rank's memory on `device`.
+MemoryStats memory_stats(Device device = Device::cpu());
+
+}  // namespace cohort
