@@ -67,8 +67,13 @@ class Frame final : public GradFrame {
     const MemoryCategoryScope scope(leaf != nullptr ? MemoryCategory::gradients
                                                     : MemoryCategory::activations);
     GradTarget fresh{Tensor::empty(shape, {dtype, device(), false}), false};
-    set(input, fresh.tensor);
+    unfilled_.emplace_back(input, fresh.tensor);
     return fresh;
+  }
+
+  // Hands on what the node wrote into fresh targets, once it has returned.
+  void deliver_targets() {
+    for (auto& [input, tensor] : unfilled_) set(input, std::move(tensor));
   }
 
  private:
@@ -84,6 +89,7 @@ class Frame final : public GradFrame {
 
   GraphTask& task_;
   Progress& progress_;
+  std::vector<std::pair<int, Tensor>> unfilled_;
 };
 
 GraphTask::GraphTask(const BackwardOptions& options) : options_(options) {}
@@ -261,6 +267,7 @@ void GraphTask::run_node(Progress& progress) {
                          "earlier backward; pass retain_graph = true to that one");
     Frame frame(*this, progress);
     node.backward(frame);
+    frame.deliver_targets();
     ++stats.nodes;
     if (!options_.retain_graph) {
       node.released_ = true;
