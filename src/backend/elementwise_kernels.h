@@ -14,6 +14,8 @@ class ElementwiseKernels {
   virtual void fill(const Stream& stream, const View& out, double value) const = 0;
   // out[i] = in[i], converted to out's dtype; any strides.
   virtual void copy(const Stream& stream, const View& out, const View& in) const = 0;
+  // out[i] += in[i], computed in f32 (f64 for f64) and rounded once; any strides and dtypes.
+  virtual void accumulate(const Stream& stream, const View& out, const View& in) const = 0;
 };
 
 }  // namespace cohort::backend

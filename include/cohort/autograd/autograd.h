@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "cohort/core/context.h"
@@ -67,9 +69,11 @@ HookHandle register_hook(const Tensor& tensor, std::function<Tensor(const Tensor
 HookHandle register_post_accumulate_grad_hook(const Tensor& leaf,
                                               std::function<void(const Tensor& leaf)> hook);
 
-// Runs `callback` once, when the backward that is running now has computed all gradients.
-// AutogradError outside a backward. Callbacks run in order; one may queue further ones.
-void queue_callback(std::function<void()> callback);
+// Runs `callback` once, when the backward that is running now has computed all gradients, or
+// `on_error` with the reason when it ends by an exception. AutogradError outside a backward.
+// Callbacks run in order; one may queue further ones, and one that throws makes backward throw.
+void queue_callback(std::function<void()> callback,
+                    std::function<void(const std::exception_ptr&)> on_error = {});
 
 // Names the memory in which the leaf's gradient is to be accumulated: equal shape, dtype and
 // device. From then on grad(), once defined, is `destination` itself. An existing gradient is moved

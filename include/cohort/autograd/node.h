@@ -13,6 +13,8 @@
 namespace cohort {
 
 class Node;
+struct Progress;   // of the engine: a node's part of one backward
+struct GraphTask;  // of the engine: one backward
 
 // Where the gradient of an operation's input goes: output `output` of the operation that made it.
 struct Edge {
@@ -79,6 +81,8 @@ class Node : public RefCounted {
   // Nodes made later run earlier in backward.
   std::uint64_t sequence() const { return sequence_; }
   bool released() const { return released_; }
+  // The node's part of the backward that is running; the engine's.
+  Progress* progress = nullptr;
 
   using Hook = std::function<Tensor(const Tensor&)>;
   // Hooks on the gradient of an output, run in order of registration before backward(); a hook may
@@ -91,7 +95,7 @@ class Node : public RefCounted {
   std::vector<OutputHook>& output_hooks() { return output_hooks_; }
 
  private:
-  friend class Engine;
+  friend struct GraphTask;
   friend void intrusive_destroy(Node* node);
   friend void connect(std::span<Tensor> outputs, IntrusivePtr<Node> node,
                       std::span<const Tensor* const> inputs);

@@ -92,6 +92,7 @@ class Context {
 
   bool grad_enabled = true;
   GraphTask* graph_task = nullptr;  // the backward that runs in this thread, if any
+  std::uint64_t next_node = 1;      // number of the next operation recorded in a graph
   MemoryCategory memory_category = MemoryCategory::activations;
   // Numbers that are equal on all ranks: initialisation.
   Generator init_generator;

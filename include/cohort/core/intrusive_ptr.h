@@ -14,9 +14,9 @@ class RefCounted {
   RefCounted(const RefCounted&) = delete;
   RefCounted& operator=(const RefCounted&) = delete;
 
-  void retain() const { count_.fetch_add(1, std::memory_order_relaxed); }
+  void add_ref() const { count_.fetch_add(1, std::memory_order_relaxed); }
   // True when the last reference went; the caller then destroys the object.
-  bool release() const { return count_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
+  bool drop_ref() const { return count_.fetch_sub(1, std::memory_order_acq_rel) == 1; }
   std::uint32_t use_count() const { return count_.load(std::memory_order_acquire); }
 
  protected:
@@ -39,7 +39,7 @@ class IntrusivePtr {
   IntrusivePtr() = default;
   IntrusivePtr(std::nullptr_t) {}  // NOLINT(google-explicit-constructor)
   explicit IntrusivePtr(T* object) : object_(object) {
-    if (object_) object_->retain();
+    if (object_) object_->add_ref();
   }
   IntrusivePtr(const IntrusivePtr& other) : IntrusivePtr(other.object_) {}
   IntrusivePtr(IntrusivePtr&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
@@ -59,7 +59,7 @@ class IntrusivePtr {
   }
 
   void reset() {
-    if (T* object = std::exchange(object_, nullptr); object && object->release()) {
+    if (T* object = std::exchange(object_, nullptr); object && object->drop_ref()) {
       intrusive_destroy(object);
     }
   }
