@@ -33,10 +33,16 @@ find_path(ASIO_INCLUDE_DIR asio.hpp REQUIRED)
 find_path(SODIUM_INCLUDE_DIR sodium.h REQUIRED)
 find_library(SODIUM_LIBRARY sodium REQUIRED)
 
+set(COHORT_ONEDNN_FOUND OFF)
 if(NOT COHORT_ONEDNN STREQUAL "OFF")
-  find_package(dnnl QUIET)
+  # Not by its CMake package: Debian's asks for OpenCL headers that nobody needs here.
+  find_path(DNNL_INCLUDE_DIR oneapi/dnnl/dnnl.hpp)
+  find_library(DNNL_LIBRARY dnnl)
+  if(DNNL_INCLUDE_DIR AND DNNL_LIBRARY)
+    set(COHORT_ONEDNN_FOUND ON)
+  endif()
 endif()
-cohort_optional(COHORT_ONEDNN "${dnnl_FOUND}" "oneDNN (GEMM, convolution)")
+cohort_optional(COHORT_ONEDNN "${COHORT_ONEDNN_FOUND}" "oneDNN (GEMM, convolution)")
 
 if(NOT COHORT_ZLIB STREQUAL "OFF")
   find_package(ZLIB QUIET)
