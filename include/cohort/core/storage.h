@@ -34,6 +34,12 @@ class Storage : public RefCounted {
   std::uint32_t version() const { return version_; }
   void bump_version() { ++version_; }
 
+  // The promise of a flat buffer's owner: every tensor in it begins on a multiple of
+  // kMemoryAlignment bytes, no two tensors share one, and the bytes between them are padding, zero,
+  // which an element-wise update may run over.
+  void set_padded_slots() { padded_slots_ = true; }
+  bool padded_slots() const { return padded_slots_; }
+
   // Says that work on `stream` enqueued so far uses the memory, so that it is not handed out again
   // before that work has run. Not needed for the stream it was allocated on.
   void record_stream(const Stream& stream);
@@ -51,6 +57,7 @@ class Storage : public RefCounted {
   Device device_;
   MemoryCategory category_;
   std::uint32_t version_ = 0;
+  bool padded_slots_ = false;
   std::function<void()> deleter_;
   std::vector<Event> readers_;
 };

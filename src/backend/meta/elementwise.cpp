@@ -8,6 +8,13 @@ class MetaElementwise final : public ElementwiseKernels {
  public:
   void fill(const Stream&, const View&, double) const override {}
   void copy(const Stream&, const View&, const View&) const override {}
+  void accumulate(const Stream&, const View&, const View&) const override {}
+  void arange(const Stream&, const View&, double, double) const override {}
+  void unary(const Stream&, UnaryOp, const View&, const View&, ScalarParams) const override {}
+  void binary(const Stream&, BinaryOp, const View&, const View&, const View&,
+              ScalarParams) const override {}
+  void ternary(const Stream&, TernaryOp, const View&, const View&, const View&,
+               const View&) const override {}
 };
 
 }  // namespace
