@@ -211,17 +211,34 @@ void StoreConnection::throw_failed(const char* what) {
                        "); the process that hosts it has ended or dropped this client"));
 }
 
-void StoreConnection::send(const std::string& frame, Deadline deadline, const char* what) {
+void StoreConnection::send(std::string frame, Deadline deadline, const char* what) {
   const auto timed_out = [&] {
     return TimeoutError(str("[", what, "] the request could not be sent to the store ", address(),
                             " before the deadline"));
   };
-  const std::unique_lock write_lock(write_mutex_, deadline.at());
-  if (!write_lock.owns_lock() || !flush(deadline)) throw timed_out();
-  // From here on the frame belongs to the connection: if time runs out half-way, the next call
-  // sends the rest first.
-  unsent_ = frame;
-  if (!flush(deadline)) throw timed_out();
+  if (!start_writing(deadline)) throw timed_out();
+  bool sent = flush(deadline);
+  if (sent) {
+    // From here on the frame belongs to the connection: if time runs out half-way, the next call
+    // sends the rest first.
+    unsent_ = std::move(frame);
+    sent = flush(deadline);
+  }
+  stop_writing();
+  if (!sent) throw timed_out();
+}
+
+bool StoreConnection::start_writing(Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  if (!changed_.wait_until(lock, deadline.at(), [&] { return !writing_; })) return false;
+  writing_ = true;
+  return true;
+}
+
+void StoreConnection::stop_writing() {
+  const std::lock_guard lock(mutex_);
+  writing_ = false;
+  changed_.notify_all();
 }
 
 bool StoreConnection::flush(Deadline deadline) {
@@ -264,12 +281,15 @@ bool StoreConnection::flush(Deadline deadline) {
 // Tells the server that nobody waits for `call` any more. Best effort: an unheard cancel costs one
 // parked call and one reply that nobody reads.
 void StoreConnection::cancel(std::uint64_t call) {
-  const std::unique_lock write_lock(write_mutex_, std::try_to_lock);
-  if (!write_lock.owns_lock() || !unsent_.empty()) return;
-  FrameWriter frame(static_cast<std::uint8_t>(StoreOp::cancel), 0);
-  frame.u64(call);
-  unsent_ = std::move(frame).str();
-  flush(Deadline::after(Milliseconds(0)));
+  const Deadline now = Deadline::after(Milliseconds(0));
+  if (!start_writing(now)) return;
+  if (unsent_.empty()) {
+    FrameWriter frame(static_cast<std::uint8_t>(StoreOp::cancel), 0);
+    frame.u64(call);
+    unsent_ = std::move(frame).str();
+    flush(now);
+  }
+  stop_writing();
 }
 
 }  // namespace cohort::comm

@@ -38,7 +38,9 @@ class StoreConnection {
   // False when the attempt failed in a way that a later one may not; `why` says how.
   bool attempt(const StoreCredentials& credentials, Deadline deadline, std::string& why);
   bool receive_exactly(int fd, std::string& bytes, std::size_t size, Deadline deadline);
-  void send(const std::string& frame, Deadline deadline, const char* what);
+  void send(std::string frame, Deadline deadline, const char* what);
+  bool start_writing(Deadline deadline);
+  void stop_writing();
   bool flush(Deadline deadline);
   void cancel(std::uint64_t call);
   void await(Pending& pending, Deadline deadline);
@@ -52,15 +54,14 @@ class StoreConnection {
   const std::uint16_t port_;
   UniqueFd fd_;
 
-  std::timed_mutex write_mutex_;  // taken before mutex_ where both are held
-  std::string unsent_;  // rest of a frame whose call ran out of time; guarded by write_mutex_
-
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::unordered_map<std::uint64_t, Pending*> pending_;
   std::uint64_t last_call_ = 0;
+  bool writing_ = false;  // some caller writes to the socket; it alone touches unsent_
   bool reading_ = false;  // some caller reads the socket; it alone touches input_
   std::string failure_;   // not empty: the connection is dead, and why
+  std::string unsent_;    // rest of a frame whose call ran out of time
   FrameBuffer input_;
 };
 
