@@ -17,9 +17,9 @@
 namespace cohort::optim {
 namespace {
 
+using test::same_bits;
 using testing::ElementsAre;
 using testing::HasSubstr;
-using test::same_bits;
 
 Tensor parameter(const Shape& shape, double value = 1, DType dtype = f32) {
   return Tensor::full(shape, value, {.dtype = dtype, .requires_grad = true});
@@ -277,17 +277,19 @@ TEST(Optimizer, RefusesStateThatDoesNotFit) {
   const Tensor param = parameter({4});
   const Tensor zeros = Tensor::zeros({4});
   Adam optimizer({param});
-  EXPECT_THAT(error_text([&] { optimizer.load_state(param, 1, {{"exp_avg", zeros}}); }),
+  EXPECT_THAT(error_text([&] {
+                optimizer.load_state(param, 1, {{"exp_avg", zeros}});
+              }),
               HasSubstr("1 tensors given, 2 wanted"));
   EXPECT_THAT(error_text([&] {
                 optimizer.load_state(param, 1, {{"exp_avg", zeros}, {"momentum", zeros}});
               }),
               HasSubstr("'exp_avg_sq' is missing"));
-  EXPECT_THAT(error_text([&] {
-                optimizer.load_state(param, 1,
-                                     {{"exp_avg", zeros}, {"exp_avg_sq", Tensor::zeros({5})}});
-              }),
-              HasSubstr("'exp_avg_sq' has shape [5]"));
+  EXPECT_THAT(
+      error_text([&] {
+        optimizer.load_state(param, 1, {{"exp_avg", zeros}, {"exp_avg_sq", Tensor::zeros({5})}});
+      }),
+      HasSubstr("'exp_avg_sq' has shape [5]"));
   EXPECT_THROW(optimizer.state(zeros), InvalidArgument);
   EXPECT_TRUE(optimizer.state(param).empty());
 }
@@ -295,13 +297,19 @@ TEST(Optimizer, RefusesStateThatDoesNotFit) {
 TEST(Optimizer, RefusesParametersThatItCannotTrain) {
   EXPECT_THAT(error_text([] { SGD(std::vector<Tensor>{}); }), HasSubstr("empty"));
   EXPECT_THAT(error_text([] { SGD({Tensor()}); }), HasSubstr("parameter 0 is undefined"));
-  EXPECT_THAT(error_text([] { SGD({parameter({2}), Tensor::zeros({3}, {.dtype = i64})}); }),
+  EXPECT_THAT(error_text([] {
+                SGD({parameter({2}), Tensor::zeros({3}, {.dtype = i64})});
+              }),
               HasSubstr("parameter 1 of shape [3] is i64"));
   const Tensor twice = parameter({2});
   EXPECT_THAT(error_text([&] { SGD({twice, twice}); }), HasSubstr("occurs twice"));
-  EXPECT_THAT(error_text([&] { SGD({twice.as_strided({2, 1}, {1, 2}, 0), twice}); }),
+  EXPECT_THAT(error_text([&] {
+                SGD({twice.as_strided({2, 1}, {1, 2}, 0), twice});
+              }),
               HasSubstr("no error"));
-  EXPECT_THAT(error_text([] { SGD({Tensor::zeros({2, 3}).as_strided({3, 2}, {1, 3}, 0)}); }),
+  EXPECT_THAT(error_text([] {
+                SGD({Tensor::zeros({2, 3}).as_strided({3, 2}, {1, 3}, 0)});
+              }),
               HasSubstr("not contiguous"));
   SGD optimizer({twice});
   EXPECT_THAT(error_text([&] { optimizer.add_param_group({{twice}}); }), HasSubstr("occurs twice"));
@@ -324,8 +332,7 @@ TEST(Optimizer, RefusesOptionsThatCannotBeRight) {
   EXPECT_THROW(SGD(params, {.momentum = -0.1}), InvalidArgument);
   EXPECT_THROW(SGD(params, {.weight_decay = -0.1}), InvalidArgument);
   EXPECT_THROW(SGD(params, {.nesterov = true}), InvalidArgument);
-  EXPECT_THROW(SGD(params, {.momentum = 0.9, .dampening = 0.1, .nesterov = true}),
-               InvalidArgument);
+  EXPECT_THROW(SGD(params, {.momentum = 0.9, .dampening = 0.1, .nesterov = true}), InvalidArgument);
   EXPECT_THROW(Adam(params, {.lr = -1}), InvalidArgument);
   EXPECT_THROW(Adam(params, {.betas = {1, 0.9}}), InvalidArgument);
   EXPECT_THROW(Adam(params, {.betas = {0.9, -0.1}}), InvalidArgument);
