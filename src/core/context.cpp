@@ -30,7 +30,7 @@ std::shared_ptr<Runtime> Runtime::make(const RuntimeOptions& options) {
 }
 
 Runtime::Runtime(const RuntimeOptions& options)
-    : options_(options), task_stream_(make_inline_stream("task")) {
+    : options_(options), rank_(options.rank), task_stream_(make_inline_stream("task")) {
   if (options.schedule_seed != 0) {
     scheduler_ = std::make_unique<SeededScheduler>(options.schedule_seed);
   }
@@ -82,6 +82,44 @@ const Stream& Runtime::collective_stream() {
   return collective_;
 }
 
+void Runtime::add_failure_listener(const std::weak_ptr<FailureListener>& listener) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(listeners_, [](const auto& known) { return known.expired(); });
+  listeners_.push_back(listener);
+}
+
+bool Runtime::keep_until_failure(std::shared_ptr<FailureListener> listener) {
+  const std::lock_guard lock(mutex_);
+  if (failure_scopes_ == 0) return false;
+  kept_listeners_.push_back(std::move(listener));
+  return true;
+}
+
+void Runtime::announce_failure(const std::string& reason) noexcept {
+  std::vector<std::weak_ptr<FailureListener>> listeners;
+  std::vector<std::shared_ptr<FailureListener>> kept;
+  {
+    const std::lock_guard lock(mutex_);
+    listeners = listeners_;
+    kept = std::exchange(kept_listeners_, {});
+  }
+  for (const auto& weak : listeners) {
+    if (const auto listener = weak.lock()) listener->rank_failed(reason);
+  }
+}
+
+FailureScope::FailureScope(std::shared_ptr<Runtime> runtime) : runtime_(std::move(runtime)) {
+  const std::lock_guard lock(runtime_->mutex_);
+  ++runtime_->failure_scopes_;
+}
+
+FailureScope::~FailureScope() {
+  std::vector<std::shared_ptr<FailureListener>> kept;
+  const std::lock_guard lock(runtime_->mutex_);
+  // What was kept for an exception that somebody caught on its way goes now.
+  if (--runtime_->failure_scopes_ == 0) kept = std::exchange(runtime_->kept_listeners_, {});
+}
+
 Context& Context::current() {
   if (current_context == nullptr) [[unlikely]] {
     thread_local Context own(process_runtime());
@@ -114,6 +152,12 @@ void manual_seed(std::uint64_t seed) {
   context.init_generator = Generator(seed);
   // Subsequence 0 is initialisation's.
   context.generator = Generator(seed, static_cast<std::uint64_t>(context.runtime()->rank()) + 1);
+}
+
+void reseed_for_rank() {
+  Context& context = Context::current();
+  context.generator = Generator(context.generator.state().seed,
+                                static_cast<std::uint64_t>(context.runtime()->rank()) + 1);
 }
 
 ContextScope::ContextScope(Context& context) : previous_(current_context) {

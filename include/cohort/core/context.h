@@ -1,10 +1,12 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "cohort/core/device.h"
 #include "cohort/core/memory.h"
@@ -32,13 +34,23 @@ struct RuntimeOptions {
   int rank = 0;
 };
 
+// Somebody who must hear when the rank fails: a process group, which tells the peers.
+class FailureListener {
+ public:
+  virtual ~FailureListener() = default;
+  virtual void rank_failed(const std::string& reason) noexcept = 0;
+};
+
 // What one rank owns: its allocators, its streams, its scheduler. Ranks that are threads of one
 // process have one each; a program that never asks has the process's. Thread-safe.
 class Runtime : public std::enable_shared_from_this<Runtime> {
  public:
   static std::shared_ptr<Runtime> make(const RuntimeOptions& options = {});
 
-  int rank() const { return options_.rank; }
+  int rank() const { return rank_.load(std::memory_order_relaxed); }
+  // For a rank that learns its number after the runtime was made. Contexts made from now on draw
+  // that rank's random numbers; reseed_for_rank() brings an existing one up to date.
+  void set_rank(int rank) { rank_.store(rank, std::memory_order_relaxed); }
   const RuntimeOptions& options() const { return options_; }
 
   // The allocator of `device`. NotSupported when this build has no such device.
@@ -54,7 +66,16 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // The scheduler, or null where streams are threads.
   SeededScheduler* scheduler() { return scheduler_.get(); }
 
+  // `listener` hears of announce_failure() for as long as it lives.
+  void add_failure_listener(const std::weak_ptr<FailureListener>& listener);
+  // For a listener whose owner is being destroyed by an exception: lives until that exception has
+  // been announced. False when nobody will announce it (no FailureScope is open).
+  bool keep_until_failure(std::shared_ptr<FailureListener> listener);
+  // Tells all listeners why the rank fails.
+  void announce_failure(const std::string& reason) noexcept;
+
  private:
+  friend class FailureScope;
   explicit Runtime(const RuntimeOptions& options);
 
   struct DeviceState {
@@ -64,6 +85,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   DeviceState& state(Device device);
 
   RuntimeOptions options_;
+  std::atomic<int> rank_;
   std::unique_ptr<SeededScheduler> scheduler_;
   Stream task_stream_;
   DeviceState cpu_;   // made at once; immutable
@@ -71,6 +93,21 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::mutex mutex_;  // guards what follows
   std::map<Device, DeviceState> accelerators_;
   Stream collective_;
+  int failure_scopes_ = 0;
+  std::vector<std::weak_ptr<FailureListener>> listeners_;
+  std::vector<std::shared_ptr<FailureListener>> kept_listeners_;
+};
+
+// The part of a rank's program whose exceptions will be announced by Runtime::announce_failure().
+class FailureScope {
+ public:
+  explicit FailureScope(std::shared_ptr<Runtime> runtime);
+  ~FailureScope();
+  FailureScope(const FailureScope&) = delete;
+  FailureScope& operator=(const FailureScope&) = delete;
+
+ private:
+  std::shared_ptr<Runtime> runtime_;
 };
 
 // What is ambient in a thread: which rank's runtime, whether a graph is recorded, where work and
@@ -109,6 +146,9 @@ class Context {
 // Sets both generators of the current context: `seed` for initialisation, and (`seed`, rank) for
 // what must differ by rank.
 void manual_seed(std::uint64_t seed);
+
+// Moves the current context's `generator` to the numbers of its runtime's rank.
+void reseed_for_rank();
 
 // Makes `context` the calling thread's current one until the scope ends.
 class ContextScope {

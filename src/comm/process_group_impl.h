@@ -1,0 +1,105 @@
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "cohort/comm/process_group.h"
+#include "cohort/core/context.h"
+#include "comm/transport.h"
+#include "comm/work_state.h"
+
+namespace cohort::comm {
+
+// The group proper. Queued collectives own it, so it outlives the handle until they are done.
+class ProcessGroup::Impl final : public FailureListener,
+                                 public std::enable_shared_from_this<ProcessGroup::Impl> {
+ public:
+  Impl(std::unique_ptr<Transport> transport, std::shared_ptr<Runtime> runtime, std::string name,
+       Milliseconds timeout)
+      : transport_(std::move(transport)),
+        runtime_(std::move(runtime)),
+        name_(std::move(name)),
+        timeout_(timeout) {}
+  ~Impl() override { transport_->leave(); }
+
+  Transport& transport() { return *transport_; }
+  const Transport& transport() const { return *transport_; }
+  const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
+  const std::string& name() const { return name_; }
+  Milliseconds timeout() const { return timeout_; }
+  Device device() const { return {transport_->device_type(), 0}; }
+
+  // Enqueues `body`, called as body(Transport&, const Call&) and returning the bytes it moved, on
+  // the rank's queue, after what the current compute stream holds. `body` owns what it touches.
+  // Throws the group's failure at once when it has one.
+  template <typename Body>
+  Work launch(Call call, std::int64_t logical_bytes, Body body) {
+    if (const std::exception_ptr failed = transport_->failure(call.operation)) {
+      std::rethrow_exception(failed);
+    }
+    auto state = std::make_shared<WorkState>();
+    state->operation = call.operation;
+    state->device = device();
+    state->times.enqueued = Clock::now();
+    const Stream& compute = Context::current().stream(state->device);
+    // A group of one has nobody to wait for: no queue, no thread.
+    const Stream& queue = transport_->size() == 1 ? compute : runtime_->collective_stream();
+    call.stream = queue;
+    const Event inputs = transport_->size() == 1 ? Event() : compute.record();
+    wait_quietly(queue, inputs);
+    queue.launch([self = shared_from_this(), state, inputs, logical_bytes, call = std::move(call),
+                  body = std::move(body)]() mutable {
+      self->execute(*state, inputs, call, logical_bytes,
+                    [&] { return body(*self->transport_, std::as_const(call)); });
+    });
+    Event done = queue.record();
+    remember(done);
+    return Work(std::move(state), std::move(done));
+  }
+
+  // Blocks until all that was enqueued has run, and leaves; what fails meanwhile is in its Work.
+  void drain_and_leave() noexcept;
+
+  void rank_failed(const std::string& reason) noexcept override { transport_->abort(reason); }
+
+  GroupStats stats() const;
+  void reset_stats();
+
+ private:
+  static void wait_quietly(const Stream& queue, const Event& inputs);
+
+  template <typename Run>
+  void execute(WorkState& state, const Event& inputs, const Call& call, std::int64_t logical_bytes,
+               Run run) {
+    state.times.started = Clock::now();
+    std::int64_t moved = 0;
+    try {
+      // It is over; this rethrows the error of the work that was to produce the inputs.
+      inputs.synchronize(Deadline::after(kStreamTimeout));
+      moved = run();
+    } catch (...) {
+      state.error = std::current_exception();
+      end_with(state.error, call.operation);
+    }
+    state.times.finished = Clock::now();
+    count(call.operation, logical_bytes, moved, state.times);
+  }
+
+  // Tells the peers of an error that is this rank's own; all but a refused allocation end the group.
+  void end_with(const std::exception_ptr& error, Operation operation) noexcept;
+  void count(Operation operation, std::int64_t logical, std::int64_t moved,
+             const WorkTimes& times);
+  void remember(const Event& done);
+
+  const std::unique_ptr<Transport> transport_;
+  const std::shared_ptr<Runtime> runtime_;
+  const std::string name_;
+  const Milliseconds timeout_;
+  mutable std::mutex mutex_;  // guards what follows
+  GroupStats stats_;
+  Event last_;
+};
+
+}  // namespace cohort::comm

@@ -1,0 +1,263 @@
+#include "comm/shm/member.h"
+
+#include <sched.h>
+
+#include <cstring>
+#include <utility>
+
+#include "cohort/core/error.h"
+
+namespace cohort::comm::shm {
+namespace {
+
+// A waiter sleeps, which costs two switches of some 5 microseconds each. It first spins about that
+// long where every rank has a core to itself and one is left over; else the spinning would keep the
+// awaited rank from running, and only a wait that is nearly over is worth it.
+std::chrono::nanoseconds spin_time(int ranks) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  sched_getaffinity(0, sizeof(cores), &cores);
+  return std::chrono::nanoseconds(CPU_COUNT(&cores) > ranks ? 10'000 : 1'000);
+}
+
+// How long an unwinding rank's text is waited for before a general one must do.
+constexpr Milliseconds kTextGrace{500};
+
+bool is_pair(const Call& call) {
+  return call.operation == Operation::send || call.operation == Operation::recv;
+}
+
+std::string list(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  return text;
+}
+
+constexpr std::uint32_t unwinding(int rank) {
+  return FailureRecord::text_follows + static_cast<std::uint32_t>(rank);
+}
+
+const char* hint(FailureRecord::Kind kind) {
+  switch (kind) {
+    case FailureRecord::timeout:
+      return "; all ranks must call the same collectives; raise the timeout if a rank was only slow";
+    case FailureRecord::mismatch:
+      return "; all ranks must call the same collectives, of equal size, in the same order";
+    case FailureRecord::peer:
+      break;
+  }
+  return "; the group is unusable, form a new one";
+}
+
+}  // namespace
+
+Member::Member(std::shared_ptr<Mapping> segment, std::shared_ptr<Link> link,
+               std::shared_ptr<Family> family, std::vector<int> family_ranks, int rank,
+               std::string group)
+    : segment_(std::move(segment)),
+      link_(std::move(link)),
+      family_(std::move(family)),
+      family_ranks_(std::move(family_ranks)),
+      rank_(rank),
+      size_(static_cast<int>(family_ranks_.size())),
+      group_(std::move(group)),
+      layout_(size_),
+      id_(header().id),
+      spin_(spin_time(size_)) {}
+
+void Member::begin(const Call& call, std::uint64_t sequence) {
+  if (const std::exception_ptr over = failure(call.operation)) std::rethrow_exception(over);
+  sequence_.store(sequence, std::memory_order_relaxed);
+  call_ = &call;
+  deadline_ = Deadline::after(call.timeout);
+  RankSlot& shown = family_->slot(family_ranks_[static_cast<std::size_t>(rank_)]);
+  // Point-to-point calls need only one peer, so they show no sequence that others could miss.
+  const bool pair = is_pair(call);
+  shown.active_operation.store(static_cast<std::uint32_t>(call.operation),
+                               std::memory_order_relaxed);
+  shown.active_sequence.store(pair ? 0 : sequence, std::memory_order_relaxed);
+  shown.active_group.store(id_, std::memory_order_release);
+}
+
+void Member::end() {
+  family_->slot(family_ranks_[static_cast<std::size_t>(rank_)])
+      .active_group.store(0, std::memory_order_release);
+  previous_ = *call_;
+  previous_sequence_ = sequence_.load(std::memory_order_relaxed);
+  call_ = nullptr;
+}
+
+void Member::await(std::uint32_t step) {
+  const auto reached = [step](std::uint32_t value) {
+    return static_cast<std::int32_t>(value - step) >= 0;
+  };
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_) await_word(slot(peer).step, peer, reached);
+  }
+}
+
+void Member::check_running() {
+  if (!failed()) [[likely]] {
+    return;
+  }
+  std::rethrow_exception(failure(call_ ? call_->operation : Operation::barrier));
+}
+
+void Member::look_around(const std::vector<int>& missing) {
+  for (int peer = 0; peer < size_; ++peer) {
+    // Any dead rank, not only the awaited one: that one may be waiting for it in its turn.
+    if (peer == rank_ || !link_->gone(peer)) continue;
+    if (slot(peer).left.load(std::memory_order_acquire) != 0) continue;
+    fail(FailureRecord::peer, peer,
+         str("rank ", peer, " died: its process ended without leaving the group, while rank ",
+             rank_, " was in ", describe(*call_)));
+  }
+  for (const int peer : missing) check_crossed(peer);
+  if (deadline_.passed()) time_out(missing);
+}
+
+void Member::check_departed(int peer) {
+  fail(FailureRecord::peer, peer,
+       str("rank ", peer, " left the group, while rank ", rank_, " waits for it in ",
+           describe(*call_)));
+}
+
+void Member::check_crossed(int peer) {
+  const RankSlot& shown = family_->slot(family_ranks_[static_cast<std::size_t>(peer)]);
+  const std::uint64_t other_id = shown.active_group.load(std::memory_order_acquire);
+  const std::uint64_t other_sequence = shown.active_sequence.load(std::memory_order_relaxed);
+  const auto other_operation =
+      static_cast<Operation>(shown.active_operation.load(std::memory_order_relaxed));
+  if (other_id == 0 || other_id == id_ || other_sequence == 0) return;
+  if (is_pair(*call_)) return;
+  const std::shared_ptr<Member> other = family_->find(other_id);
+  // It waits there for this rank only if this rank has not been there.
+  if (!other || other->sequence_.load(std::memory_order_relaxed) >= other_sequence) return;
+  // The three words were read one by one; they mean one call only if the group is still the same.
+  if (shown.active_group.load(std::memory_order_acquire) != other_id) return;
+  const std::string reason =
+      str("the ranks use two groups in different orders: rank ", rank_, " is in ",
+          describe(*call_), " on group '", group_, "', while rank ", peer, " is in ",
+          other_operation, " (sequence ", other_sequence, ") on group '", other->group_,
+          "', and each waits for the other");
+  other->record_failure(FailureRecord::mismatch, other->rank_, reason);
+  fail(FailureRecord::mismatch, peer, reason);
+}
+
+std::string Member::describe_whereabouts(int peer) const {
+  const RankSlot& shown = family_->slot(family_ranks_[static_cast<std::size_t>(peer)]);
+  const std::uint64_t id = shown.active_group.load(std::memory_order_acquire);
+  if (id == 0) return str("rank ", peer, " is in no collective");
+  const auto operation =
+      static_cast<Operation>(shown.active_operation.load(std::memory_order_relaxed));
+  const std::shared_ptr<Member> other = id == id_ ? nullptr : family_->find(id);
+  return str("rank ", peer, " is in ", operation,
+             id == id_ ? str(" on this group")
+             : other   ? str(" on group '", other->group_, "'")
+                       : str(" on a group without this rank"));
+}
+
+std::vector<int> Member::missing_at(std::uint32_t step) const {
+  std::vector<int> missing;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_ && behind(peer, step)) missing.push_back(peer);
+  }
+  return missing;
+}
+
+void Member::time_out(const std::vector<int>& awaited) {
+  std::vector<int> missing = is_pair(*call_) ? awaited : missing_at(step_);
+  if (missing.empty()) missing = awaited;
+  std::string where;
+  for (const int peer : missing) where += (where.empty() ? "" : ", ") + describe_whereabouts(peer);
+  fail(FailureRecord::timeout, missing.front(),
+       str(list(missing), missing.size() == 1 ? " was" : " were", " missing after ",
+           call_->timeout.count(), " ms of ", describe(*call_), " on rank ", rank_, "; ", where,
+           "; before that, all ", previous_sequence_ == 0
+               ? "had only formed the group"
+               : str("finished ", describe(previous_), " (sequence ", previous_sequence_, ')')));
+}
+
+void Member::record_failure(FailureRecord::Kind kind, int origin,
+                            const std::string& reason) noexcept {
+  FailureRecord& failure = header().failure;
+  std::uint32_t expected = FailureRecord::running;
+  if (!failure.state.value.compare_exchange_strong(expected, FailureRecord::writing)) {
+    // The rank whose text others are waiting for may still deliver it.
+    if (expected != unwinding(rank_) || origin != rank_ ||
+        !failure.state.value.compare_exchange_strong(expected, FailureRecord::writing)) {
+      return;
+    }
+  }
+  failure.origin.store(origin);
+  failure.kind.store(kind);
+  const std::size_t length = reason.copy(failure.reason, sizeof(failure.reason) - 1);
+  failure.reason[length] = '\0';
+  failure.state.publish(FailureRecord::complete);
+  wake_everybody();
+}
+
+void Member::fail(FailureRecord::Kind kind, int origin, const std::string& reason) {
+  record_failure(kind, origin, reason);
+  std::rethrow_exception(failure(call_ ? call_->operation : Operation::barrier));
+}
+
+void Member::abort(const std::string& reason) noexcept {
+  try {
+    record_failure(FailureRecord::peer, rank_, str("rank ", rank_, " failed: ", reason));
+  } catch (...) {
+    record_failure(FailureRecord::peer, rank_, {});  // no memory for the text
+  }
+}
+
+void Member::abort_text_follows() noexcept {
+  FailureRecord& failure = header().failure;
+  std::uint32_t expected = FailureRecord::running;
+  if (failure.state.value.compare_exchange_strong(expected, unwinding(rank_))) {
+    wake_everybody();
+  }
+}
+
+void Member::leave() noexcept {
+  slot(rank_).left.store(1, std::memory_order_release);
+  slot(rank_).step.wake_all();
+}
+
+void Member::wake_everybody() const {
+  for (int r = 0; r < size_; ++r) slot(r).step.wake_all();
+}
+
+std::exception_ptr Member::failure(Operation operation) const {
+  FailureRecord& failure = header().failure;
+  std::uint32_t state = failure.state.load();
+  if (state == FailureRecord::running) return nullptr;
+  // The text is a moment away, unless its writer dies first.
+  const Deadline grace = Deadline::after(kTextGrace);
+  while (state != FailureRecord::complete && !grace.passed()) {
+    failure.state.sleep(state, grace.left());
+    state = failure.state.load();
+  }
+  const int origin = state >= FailureRecord::text_follows
+                         ? static_cast<int>(state - FailureRecord::text_follows)
+                         : failure.origin.load();
+  const auto kind = static_cast<FailureRecord::Kind>(failure.kind.load());
+  const std::string reason =
+      state == FailureRecord::complete
+          ? std::string(failure.reason, strnlen(failure.reason, sizeof(failure.reason)))
+          : str("rank ", origin, " failed: an exception left the scope of its group");
+  const std::string message =
+      str('[', operation, "] ", reason, " (rank ", rank_, " of ", size_, ", group '", group_,
+          "', sequence ", sequence_.load(std::memory_order_relaxed), ')',
+          hint(state == FailureRecord::complete ? kind : FailureRecord::peer));
+  if (state == FailureRecord::complete && kind == FailureRecord::timeout) {
+    return std::make_exception_ptr(TimeoutError(message));
+  }
+  if (state == FailureRecord::complete && kind == FailureRecord::mismatch) {
+    return std::make_exception_ptr(MismatchError(message));
+  }
+  return std::make_exception_ptr(PeerError(message, origin));
+}
+
+}  // namespace cohort::comm::shm

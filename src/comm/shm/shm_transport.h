@@ -1,0 +1,155 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/reduce.h"
+#include "comm/shm/member.h"
+#include "comm/shm/pool.h"
+#include "comm/transport.h"
+
+namespace cohort::comm::shm {
+
+// Forms the first group of ranks that `link` connects; all call it at the same time.
+std::unique_ptr<Transport> make_shm_transport(std::shared_ptr<Link> link, int rank, int size,
+                                              const std::string& group, Milliseconds timeout);
+
+// Collectives of ranks that share a host's memory. docs/collectives.md describes the algorithms;
+// their parts lie in direct.cpp (tensors in symmetric memory), staged.cpp (others), channel.cpp
+// (point to point) and shm_transport.cpp (agreement, allocation, splitting).
+class ShmTransport final : public Transport {
+ public:
+  explicit ShmTransport(std::shared_ptr<Member> member);
+  ~ShmTransport() override;
+
+  std::string_view name() const override { return "shm"; }
+  int rank() const override { return member_->rank(); }
+  int size() const override { return member_->size(); }
+  DeviceType device_type() const override { return DeviceType::cpu; }
+  std::int64_t eager_send_bytes() const override;
+
+  std::int64_t all_reduce(const Call& call, void* data) override;
+  std::int64_t reduce_scatter(const Call& call, void* out, const void* in,
+                              std::span<const std::int64_t> counts) override;
+  std::int64_t all_gather(const Call& call, void* out, const void* in,
+                          std::span<const std::int64_t> counts) override;
+  std::int64_t broadcast(const Call& call, void* data) override;
+  std::int64_t all_to_all(const Call& call, void* out, std::span<const std::int64_t> out_counts,
+                          const void* in, std::span<const std::int64_t> in_counts) override;
+  std::int64_t send(const Call& call, const void* data) override;
+  std::int64_t recv(const Call& call, void* data) override;
+  void barrier(const Call& call) override;
+  SymmetricMemory allocate(const Call& call, std::size_t bytes,
+                           const std::string& refusal) override;
+  std::unique_ptr<Transport> split(const Call& call, const std::vector<int>& members,
+                                   const std::string& name) override;
+  void abort(const std::string& reason) noexcept override { member_->abort(reason); }
+  void abort_text_follows() noexcept override { member_->abort_text_follows(); }
+  void leave() noexcept override;
+  std::exception_ptr failure(Operation operation) const override {
+    return member_->failure(operation);
+  }
+
+ private:
+  // How a collective's bytes travel; all ranks see all places, and so choose alike.
+  enum class Route { staged, out_direct, in_direct };
+
+  // The parts of a tensor that belong to the ranks, in bytes.
+  struct Parts {
+    std::vector<std::int64_t> counts;   // elements
+    std::vector<std::int64_t> offsets;  // bytes
+    std::int64_t item = 1;
+    std::int64_t bytes(int rank) const { return counts[static_cast<std::size_t>(rank)] * item; }
+    std::int64_t offset(int rank) const { return offsets[static_cast<std::size_t>(rank)]; }
+    std::int64_t largest() const;  // bytes of the largest part
+  };
+  static Parts parts_of(std::span<const std::int64_t> counts, DType dtype);
+
+  // Agreement. A Round is one collective from its record to its end.
+  class Round;
+  CallRecord& record(int rank) const { return member_->slot(rank).calls[sequence_ % 2]; }
+  CallRecord& own_record() const { return record(rank()); }
+  void write_record(const Call& call, std::uint64_t counts_hash);
+  void meet();
+  [[noreturn]] void report_mismatch();
+  template <typename Put>
+  Route enter(Put put_first);
+  Route common_route() const;
+  // The end of a direct operation: nobody reads or writes my memory any more.
+  void finish();
+  // A new block of symmetric memory; OutOfMemory on all ranks when one has no room.
+  std::uint32_t reserve_block(std::size_t bytes, std::size_t slice);
+
+  // Direct.
+  std::byte* peer_part(Place CallRecord::*place, int rank) const;
+  std::int64_t direct_all_reduce(const Call& call);
+  std::int64_t direct_reduce_scatter(const Call& call, void* out, const Parts& parts);
+  std::int64_t direct_gather_out(void* out, const void* in, const Parts& parts);
+  std::int64_t direct_gather_in(void* out, const void* in, const Parts& parts);
+  std::int64_t direct_broadcast(const Call& call, void* data);
+  std::int64_t direct_all_to_all(void* out, const Parts& out_parts);
+  void copy_checked(void* to, const void* from, std::int64_t bytes);
+  void reduce_checked(std::span<void* const> to, std::span<const void* const> from,
+                      std::int64_t count, const Call& call);
+
+  // Staged.
+  std::byte* slot(int rank) const { return slot(rank, piece_); }
+  std::byte* slot(int rank, std::uint64_t piece) const;
+  std::int64_t window_bytes() const;  // of each rank's part of a slot
+  template <typename Put, typename Take>
+  void staged(std::int64_t pieces, Put put, Take take);
+  std::int64_t small_all_reduce(const Call& call, void* data);
+  std::int64_t staged_all_reduce(const Call& call, std::byte* data);
+
+  const std::shared_ptr<Member> member_;
+  const std::shared_ptr<SymmetricPool> pool_;
+  std::uint64_t sequence_ = 0;  // of the current collective
+  std::uint64_t piece_ = 0;     // counts staged pieces, alike on all ranks; chooses the slot
+};
+
+// Elements of a tensor of `count` that rank `rank` reduces: whole cache lines, as even as they go.
+struct Share {
+  std::int64_t begin;
+  std::int64_t end;
+};
+Share share_of(std::int64_t count, std::int64_t item, int rank, int size);
+
+// One collective: from the record to the end, which comes also when it throws.
+class ShmTransport::Round {
+ public:
+  Round(ShmTransport& transport, const Call& call, std::uint64_t counts_hash = 0);
+  ~Round() { transport_.member_->end(); }
+  Round(const Round&) = delete;
+  Round& operator=(const Round&) = delete;
+
+ private:
+  ShmTransport& transport_;
+};
+
+// Comes to the collective, with the first piece of this rank's staging filled by `put_first` if the
+// staged route is taken; returns when all have come and agree.
+template <typename Put>
+ShmTransport::Route ShmTransport::enter(Put put_first) {
+  const bool placed = own_record().out.block != 0 || own_record().in.block != 0;
+  if (!placed) put_first();
+  meet();
+  const Route route = common_route();
+  if (route != Route::staged) return route;
+  // Ranks whose tensor is symmetric learn only now that not all are: one more step lets them fill
+  // their staging.
+  bool any_placed = false;
+  for (int r = 0; r < size(); ++r) {
+    any_placed = any_placed || record(r).out.block != 0 || record(r).in.block != 0;
+  }
+  if (any_placed) {
+    if (placed) put_first();
+    member_->publish();
+    member_->await();
+  }
+  return route;
+}
+
+}  // namespace cohort::comm::shm

@@ -1,0 +1,45 @@
+#include "cohort/comm/work.h"
+
+#include <utility>
+
+#include "cohort/core/context.h"
+#include "cohort/core/error.h"
+#include "comm/work_state.h"
+
+namespace cohort::comm {
+
+Work::Work(std::shared_ptr<WorkState> state, Event done)
+    : state_(std::move(state)), done_(std::move(done)) {}
+
+void Work::synchronize(std::optional<Milliseconds> timeout) const {
+  if (!state_) return;
+  try {
+    done_.synchronize(Deadline::after(timeout.value_or(kStreamTimeout)));
+  } catch (const TimeoutError&) {
+    throw TimeoutError(str("[", state_->operation, "] not finished after ",
+                           timeout.value_or(kStreamTimeout).count(),
+                           " ms; it goes on: wait again, or abort the group"));
+  }
+  state_->rethrow();
+}
+
+void Work::wait(std::optional<Milliseconds> timeout) const {
+  if (!state_) return;
+  const Stream& compute = Context::current().stream(state_->device);
+  if (compute.runs_inline()) {
+    synchronize(timeout);
+    return;
+  }
+  compute.wait(done_);
+  compute.launch([state = state_] { state->rethrow(); });
+}
+
+std::exception_ptr Work::error() const {
+  return state_ && ready() ? state_->error : nullptr;
+}
+
+WorkTimes Work::times() const {
+  return state_ && ready() ? state_->times : WorkTimes{};
+}
+
+}  // namespace cohort::comm

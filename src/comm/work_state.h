@@ -1,0 +1,24 @@
+#pragma once
+
+#include <exception>
+
+#include "cohort/comm/process_group.h"
+#include "cohort/comm/work.h"
+#include "cohort/core/device.h"
+
+namespace cohort::comm {
+
+// What a Work and the queued collective share. Written by the thread that runs the collective,
+// before the Work's event; read after the event.
+struct WorkState {
+  Operation operation = Operation::barrier;
+  Device device;
+  WorkTimes times;
+  std::exception_ptr error;
+
+  void rethrow() const {
+    if (error) std::rethrow_exception(error);
+  }
+};
+
+}  // namespace cohort::comm
