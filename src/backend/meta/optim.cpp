@@ -4,7 +4,12 @@
 namespace cohort::backend::meta {
 namespace {
 
-class MetaOptim final : public OptimKernels {};
+class MetaOptim final : public OptimKernels {
+ public:
+  void sgd(const Stream&, const View&, const View&, const View&, const SgdParams&) const override {}
+  void adam(const Stream&, const View&, const View&, const View&, const View&, const View&,
+            const AdamParams&) const override {}
+};
 
 }  // namespace
 

@@ -4,7 +4,13 @@
 namespace cohort::backend::meta {
 namespace {
 
-class MetaRandom final : public RandomKernels {};
+class MetaRandom final : public RandomKernels {
+ public:
+  void uniform(const Stream&, const View&, double, double, const PhiloxState&) const override {}
+  void normal(const Stream&, const View&, double, double, const PhiloxState&) const override {}
+  void dropout(const Stream&, const View&, const View&, double, const PhiloxState&) const override {
+  }
+};
 
 }  // namespace
 

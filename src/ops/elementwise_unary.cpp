@@ -1,0 +1,220 @@
+// Element-wise operations of one tensor.
+
+#include <cmath>
+#include <utility>
+
+#include "cohort/ops/elementwise.h"
+#include "ops/op.h"
+
+namespace cohort {
+namespace {
+
+using backend::BinaryOp;
+using backend::ScalarParams;
+using backend::UnaryOp;
+
+// dx = f(dout): what is linear in x, and needs nothing saved.
+class LinearBackward final : public Node {
+ public:
+  LinearBackward(std::string_view name, UnaryOp op, double factor)
+      : name_(name), op_(op), factor_(factor) {}
+  std::string_view name() const override { return name_; }
+  void backward(GradFrame& frame) override {
+    const Tensor& grad = frame.grad(0);
+    if (op_ == UnaryOp::identity) return frame.set(0, grad);
+    op::give_written(frame, 0, grad.shape(), grad.dtype(), grad.options(), grad.shape(),
+                     [&](const Tensor& out) {
+                       op::backend_of(grad).elementwise().unary(op::stream_of(grad), op_, out, grad,
+                                                                {.p = factor_});
+                     });
+  }
+  void release() override {}
+
+ private:
+  std::string_view name_;
+  UnaryOp op_;
+  double factor_;
+};
+
+// dx = f(dout, saved), where the input or the output is saved.
+class MapBackward final : public Node {
+ public:
+  MapBackward(std::string_view name, BinaryOp op, ScalarParams params, const Tensor& saved)
+      : name_(name), op_(op), params_(params), saved_(saved) {}
+  std::string_view name() const override { return name_; }
+  void backward(GradFrame& frame) override {
+    const Tensor& grad = frame.grad(0);
+    const Tensor& saved = saved_.get(*this);
+    op::give_written(frame, 0, grad.shape(), grad.dtype(), grad.options(), grad.shape(),
+                     [&](const Tensor& out) {
+                       op::backend_of(grad).elementwise().binary(op::stream_of(grad), op_, out,
+                                                                 grad, saved, params_);
+                     });
+  }
+  void release() override { saved_.reset(); }
+
+ private:
+  std::string_view name_;
+  BinaryOp op_;
+  ScalarParams params_;
+  SavedTensor saved_;
+};
+
+Tensor map(const char* operation, UnaryOp op, const Tensor& a, DType dtype,
+           ScalarParams params = {}) {
+  check(a.defined(), "[", operation, "] the operand is undefined");
+  Tensor out = Tensor::empty(a.shape(), {dtype, a.device(), false});
+  op::backend_of(a).elementwise().unary(op::stream_of(a), op, out, a, params);
+  return out;
+}
+
+// Functions that are fractional even of integers.
+DType fractional(const Tensor& a) {
+  return is_floating(a.dtype()) ? a.dtype() : DType::f32;
+}
+
+// The result's dtype where a meets numbers that the result may equal.
+DType with_scalars(const Tensor& a, double p, double q = 0) {
+  const bool whole = std::trunc(p) == p && std::trunc(q) == q;
+  return is_floating(a.dtype()) || whole ? a.dtype() : DType::f32;
+}
+
+enum class Saves { input, output };
+
+// `op` with the derivative `grad`, of the saved tensor.
+Tensor differentiable(const char* operation, UnaryOp op, std::string_view node_name, BinaryOp grad,
+                      Saves saves, const Tensor& a, DType dtype, ScalarParams params = {}) {
+  Tensor out = map(operation, op, a, dtype, params);
+  if (recording(a)) {
+    const Tensor& saved = saves == Saves::input ? a : out;
+    connect(out, make_intrusive<MapBackward>(node_name, grad, params, saved), a);
+  }
+  return out;
+}
+
+// `op` with the derivative `grad`, which is `grad` of the outputs' gradient alone.
+Tensor linear(const char* operation, UnaryOp op, std::string_view node_name, UnaryOp grad,
+              const Tensor& a, DType dtype, double factor = 0) {
+  Tensor out = map(operation, op, a, dtype, {.p = factor});
+  if (recording(a)) connect(out, make_intrusive<LinearBackward>(node_name, grad, factor), a);
+  return out;
+}
+
+}  // namespace
+
+Tensor add(const Tensor& a, double b) {
+  return linear("add", UnaryOp::add_scalar, "AddBackward", UnaryOp::identity, a, with_scalars(a, b),
+                b);
+}
+
+Tensor sub(const Tensor& a, double b) {
+  return linear("sub", UnaryOp::add_scalar, "SubBackward", UnaryOp::identity, a, with_scalars(a, b),
+                -b);
+}
+
+Tensor mul(const Tensor& a, double b) {
+  return linear("mul", UnaryOp::mul_scalar, "MulBackward", UnaryOp::mul_scalar, a,
+                with_scalars(a, b), b);
+}
+
+Tensor div(const Tensor& a, double b) {
+  return linear("div", UnaryOp::div_scalar, "DivBackward", UnaryOp::div_scalar, a, fractional(a),
+                b);
+}
+
+Tensor neg(const Tensor& a) {
+  return linear("neg", UnaryOp::neg, "NegBackward", UnaryOp::neg, a, a.dtype());
+}
+
+Tensor pow(const Tensor& a, double exponent) {
+  const bool whole = !is_floating(a.dtype()) && exponent >= 0 && std::trunc(exponent) == exponent;
+  return differentiable("pow", UnaryOp::pow, "PowBackward", BinaryOp::pow_grad, Saves::input, a,
+                        whole ? a.dtype() : fractional(a), {.p = exponent});
+}
+
+Tensor exp(const Tensor& a) {
+  return differentiable("exp", UnaryOp::exp, "ExpBackward", BinaryOp::mul, Saves::output, a,
+                        fractional(a));
+}
+
+Tensor log(const Tensor& a) {
+  return differentiable("log", UnaryOp::log, "LogBackward", BinaryOp::div, Saves::input, a,
+                        fractional(a));
+}
+
+Tensor sqrt(const Tensor& a) {
+  return differentiable("sqrt", UnaryOp::sqrt, "SqrtBackward", BinaryOp::sqrt_grad, Saves::output,
+                        a, fractional(a));
+}
+
+Tensor abs(const Tensor& a) {
+  return differentiable("abs", UnaryOp::abs, "AbsBackward", BinaryOp::abs_grad, Saves::input, a,
+                        a.dtype());
+}
+
+Tensor sin(const Tensor& a) {
+  return differentiable("sin", UnaryOp::sin, "SinBackward", BinaryOp::sin_grad, Saves::input, a,
+                        fractional(a));
+}
+
+Tensor cos(const Tensor& a) {
+  return differentiable("cos", UnaryOp::cos, "CosBackward", BinaryOp::cos_grad, Saves::input, a,
+                        fractional(a));
+}
+
+Tensor clamp(const Tensor& a, double low, double high) {
+  check(low <= high, "[clamp] the lower bound ", low, " exceeds the upper one, ", high);
+  return differentiable("clamp", UnaryOp::clamp, "ClampBackward", BinaryOp::clamp_grad,
+                        Saves::input, a, with_scalars(a, low, high), {.p = low, .q = high});
+}
+
+Tensor relu(const Tensor& a) {
+  return differentiable("relu", UnaryOp::relu, "ReluBackward", BinaryOp::relu_grad, Saves::output,
+                        a, a.dtype());
+}
+
+Tensor gelu(const Tensor& a, GeluApproximate approximate) {
+  const bool exact = approximate == GeluApproximate::none;
+  return differentiable("gelu", exact ? UnaryOp::gelu : UnaryOp::gelu_tanh, "GeluBackward",
+                        exact ? BinaryOp::gelu_grad : BinaryOp::gelu_tanh_grad, Saves::input, a,
+                        fractional(a));
+}
+
+Tensor silu(const Tensor& a) {
+  return differentiable("silu", UnaryOp::silu, "SiluBackward", BinaryOp::silu_grad, Saves::input, a,
+                        fractional(a));
+}
+
+Tensor tanh(const Tensor& a) {
+  return differentiable("tanh", UnaryOp::tanh, "TanhBackward", BinaryOp::tanh_grad, Saves::output,
+                        a, fractional(a));
+}
+
+Tensor sigmoid(const Tensor& a) {
+  return differentiable("sigmoid", UnaryOp::sigmoid, "SigmoidBackward", BinaryOp::sigmoid_grad,
+                        Saves::output, a, fractional(a));
+}
+
+Tensor isfinite(const Tensor& a) {
+  return map("isfinite", UnaryOp::isfinite, a, DType::boolean);
+}
+
+Tensor& mul_(Tensor& a, double b) {
+  op::begin_write("mul_", a);
+  check<DTypeError>(with_scalars(a, b) == a.dtype(), "[mul_] the product of a tensor of ",
+                    a.dtype(), " with ", b, " does not fit into it; convert it with to(f32)");
+  op::backend_of(a).elementwise().unary(op::stream_of(a), UnaryOp::mul_scalar, a, a, {.p = b});
+  return a;
+}
+
+Tensor& clamp_(Tensor& a, double low, double high) {
+  check(low <= high, "[clamp_] the lower bound ", low, " exceeds the upper one, ", high);
+  op::begin_write("clamp_", a);
+  check<DTypeError>(with_scalars(a, low, high) == a.dtype(), "[clamp_] the bounds ", low, " and ",
+                    high, " do not fit into a tensor of ", a.dtype());
+  op::backend_of(a).elementwise().unary(op::stream_of(a), UnaryOp::clamp, a, a,
+                                        {.p = low, .q = high});
+  return a;
+}
+
+}  // namespace cohort
