@@ -12,7 +12,8 @@ struct RunningStats {
   double momentum = 0;
 };
 
-// Softmax and normalisations. All views are contiguous; statistics are f32 (f64 for f64).
+// Softmax and normalisations. All views are contiguous; statistics are f32 (f64 for f64). Views
+// without data are absent: parameters not given, a grad_x not wanted.
 class NormKernels {
  public:
   virtual ~NormKernels() = default;
@@ -24,20 +25,20 @@ class NormKernels {
                                 const View& out, bool log) const = 0;
 
   // x [N, C, S] per channel. With `batch_stats` mean and rstd [C] are computed from x and the
-  // running ones move, else they are filled from the running ones. weight, bias [C] may be absent.
+  // running ones move, else they are filled from the running ones. weight, bias are [C].
   virtual void batch_norm(const Stream& stream, const View& out, const View& mean, const View& rstd,
                           const View& x, const View& weight, const View& bias,
                           const RunningStats& running, bool batch_stats, double eps) const = 0;
-  virtual void batch_norm_backward(const Stream& stream, const GradView& grad_x,
+  virtual void batch_norm_backward(const Stream& stream, const View& grad_x,
                                    const GradView& grad_weight, const GradView& grad_bias,
                                    const View& grad_out, const View& x, const View& weight,
                                    const View& mean, const View& rstd, bool batch_stats) const = 0;
 
-  // x [rows, width] per row; mean, rstd [rows]; weight, bias [width] may be absent.
+  // x [rows, width] per row; mean, rstd are [rows]; weight, bias [width].
   virtual void layer_norm(const Stream& stream, const View& out, const View& mean, const View& rstd,
                           const View& x, const View& weight, const View& bias,
                           double eps) const = 0;
-  virtual void layer_norm_backward(const Stream& stream, const GradView& grad_x,
+  virtual void layer_norm_backward(const Stream& stream, const View& grad_x,
                                    const GradView& grad_weight, const GradView& grad_bias,
                                    const View& grad_out, const View& x, const View& weight,
                                    const View& mean, const View& rstd) const = 0;

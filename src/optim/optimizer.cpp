@@ -185,6 +185,17 @@ const Optimizer::Slot& Optimizer::slot_of(const Tensor& param) const {
   return groups_[found->second.group][found->second.index];
 }
 
+std::int64_t Optimizer::planned_state_bytes() const {
+  std::int64_t bytes = 0;
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    const auto tensors = static_cast<std::int64_t>(state_names(group).size());
+    for (const Slot& slot : groups_[group]) {
+      bytes += tensors * static_cast<std::int64_t>(slot.param.bytes());
+    }
+  }
+  return bytes;
+}
+
 std::int64_t Optimizer::step_count(const Tensor& param) const {
   return slot_of(param).steps;
 }

@@ -59,6 +59,9 @@ class Optimizer {
   virtual double lr(std::size_t group = 0) const = 0;
   virtual void set_lr(double lr, std::size_t group = 0) = 0;
 
+  // Bytes of state once every parameter has been stepped.
+  std::int64_t planned_state_bytes() const;
+
   // Steps that `param` has taken, and its state, shared with the optimizer: empty before its first
   // step. InvalidArgument for a tensor that is not a parameter of this optimizer.
   std::int64_t step_count(const Tensor& param) const;

@@ -3,15 +3,15 @@
 #include <memory>
 
 #include "backend/cpu/gemm.h"
-#include "backend/cpu/vector_targets.h"
+#include "backend/cpu/simd.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/gemm_blocked.cpp"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 
-// The blocking of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008):
-// panels of op(a) and op(b) are packed so that the innermost tile reads both in order.
+// The blocking of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
+// (2008): panels of op(a) and op(b) are packed so that the innermost tile reads both in order.
 
 HWY_BEFORE_NAMESPACE();
 namespace cohort::backend::cpu {
@@ -33,9 +33,9 @@ constexpr std::size_t kAlign = 64;
 template <typename T>
 struct AlignedBuffer {
   explicit AlignedBuffer(std::int64_t count)
-      : data(static_cast<T*>(::operator new(static_cast<std::size_t>(count) * sizeof(T),
-                                            std::align_val_t{kAlign}))) {}
-  ~AlignedBuffer() { ::operator delete(data, std::align_val_t{kAlign}); }
+      : data(static_cast<T*>(::operator new (static_cast<std::size_t>(count) * sizeof(T),
+                                             std::align_val_t{kAlign}))) {}
+  ~AlignedBuffer() { ::operator delete (data, std::align_val_t{kAlign}); }
   AlignedBuffer(const AlignedBuffer&) = delete;
   AlignedBuffer& operator=(const AlignedBuffer&) = delete;
   T* data;
@@ -153,8 +153,7 @@ void multiply(const Gemm& g, Strided<T> a, Strided<T> b, T* c) {
 
 template <typename T>
 void multiply_stored(const Gemm& g, const T* a, const T* b, T* c) {
-  multiply(g,
-           g.transpose_a ? Strided<T>{a, 1, g.lda} : Strided<T>{a, g.lda, 1},
+  multiply(g, g.transpose_a ? Strided<T>{a, 1, g.lda} : Strided<T>{a, g.lda, 1},
            g.transpose_b ? Strided<T>{b, 1, g.ldb} : Strided<T>{b, g.ldb, 1}, c);
 }
 

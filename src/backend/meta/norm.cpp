@@ -1,6 +1,5 @@
-#include "backend/norm_kernels.h"
-
 #include "backend/meta/families.h"
+#include "backend/norm_kernels.h"
 
 namespace cohort::backend::meta {
 namespace {
@@ -12,12 +11,12 @@ class MetaNorm final : public NormKernels {
   }
   void batch_norm(const Stream&, const View&, const View&, const View&, const View&, const View&,
                   const View&, const RunningStats&, bool, double) const override {}
-  void batch_norm_backward(const Stream&, const GradView&, const GradView&, const GradView&,
+  void batch_norm_backward(const Stream&, const View&, const GradView&, const GradView&,
                            const View&, const View&, const View&, const View&, const View&,
                            bool) const override {}
   void layer_norm(const Stream&, const View&, const View&, const View&, const View&, const View&,
                   const View&, double) const override {}
-  void layer_norm_backward(const Stream&, const GradView&, const GradView&, const GradView&,
+  void layer_norm_backward(const Stream&, const View&, const GradView&, const GradView&,
                            const View&, const View&, const View&, const View&,
                            const View&) const override {}
 };

@@ -1,0 +1,221 @@
+// Trains a classifier on Fashion-MNIST, on one rank or many:
+//
+//   train_fashion_mnist --epochs 2
+//   cohort run -n 2 train_fashion_mnist --model cnn --overlap-report
+//
+// and says after each epoch how much of the communication was hidden behind backward.
+
+#include <cohort/cohort.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <iomanip>
+#include <iostream>
+#include <numeric>
+#include <string>
+
+namespace {
+
+using namespace cohort;
+
+struct Options {
+  std::string data = "/usr/share/datasets/fashion-mnist";
+  std::string model = "mlp";
+  std::string widths = "784-512-256-10";
+  std::string optimizer = "adamw";
+  int epochs = 3;
+  std::int64_t batch_size = 64;
+  double lr = 1e-3;
+  std::uint64_t seed = 1;
+  double bucket_cap_mb = 25;
+  bool reverse_registration = true;
+  bool bucket_view = true;
+  bool overlap = true;
+  bool overlap_report = false;
+  bool plan = false;
+};
+
+void define_options(CLI::App& app, Options& o) {
+  app.add_option("--data", o.data, "Folder of the IDX files")->capture_default_str();
+  app.add_option("--model", o.model, "mlp or cnn")
+      ->check(CLI::IsMember({"mlp", "cnn"}))
+      ->capture_default_str();
+  app.add_option("--widths", o.widths, "Layer widths of the MLP")->capture_default_str();
+  app.add_option("--optimizer", o.optimizer, "adamw or sgd (with momentum 0.9)")
+      ->check(CLI::IsMember({"adamw", "sgd"}))
+      ->capture_default_str();
+  app.add_option("--epochs", o.epochs)->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--batch-size", o.batch_size, "Samples per rank and step")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--lr", o.lr, "Learning rate")->capture_default_str();
+  app.add_option("--seed", o.seed)->capture_default_str();
+  app.add_option("--bucket-cap-mb", o.bucket_cap_mb, "MiB of gradients reduced together")
+      ->capture_default_str();
+  app.add_option("--reverse-registration", o.reverse_registration,
+                 "Fill buckets from the last parameter; false also keeps that order for good, to "
+                 "show what it costs")
+      ->capture_default_str();
+  app.add_option("--bucket-view", o.bucket_view, "Gradients live in their buckets")
+      ->capture_default_str();
+  app.add_option("--overlap", o.overlap, "Reduce during backward")->capture_default_str();
+  app.add_flag("--overlap-report", o.overlap_report, "A table per bucket after each epoch");
+  app.add_flag("--plan", o.plan, "Print what a step will send before it runs");
+}
+
+// What an epoch adds up, over this rank's steps.
+struct Totals {
+  double loss = 0;  // times samples
+  double correct = 0;
+  double samples = 0;
+  double communication_ms = 0;
+  double hidden_ms = 0;
+  double exposed_ms = 0;
+  std::int64_t bytes = 0;  // of one step
+
+  void add(const Tensor& batch_loss, const Tensor& logits, const Tensor& targets) {
+    const NoGrad no_grad;
+    const auto count = static_cast<double>(targets.numel());
+    loss += batch_loss.item() * count;
+    correct += sum(equal(argmax(logits, 1), targets).to(f32)).item();
+    samples += count;
+  }
+  void add(const OverlapReport& report) {
+    communication_ms += report.communication_ms;
+    hidden_ms += report.hidden_ms;
+    exposed_ms += report.exposed_ms;
+    bytes = report.bytes;
+  }
+  // Sums loss, hits and samples over the ranks.
+  void reduce(comm::ProcessGroup& group) {
+    const Tensor values = Tensor::from<double>({loss, correct, samples}, {3});
+    group.all_reduce(values).wait();
+    const std::vector<double> all = values.to_vector<double>();
+    loss = all[0];
+    correct = all[1];
+    samples = all[2];
+  }
+};
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Accuracy on the test set, each rank taking every size()-th batch.
+double evaluate(DDP<nn::Sequential>& ddp, const data::FashionMnist& test, comm::ProcessGroup& group,
+                std::int64_t batch_size) {
+  const NoGrad no_grad;
+  ddp.eval();
+  Totals totals;
+  std::vector<std::int64_t> indices;
+  for (std::int64_t first = group.rank() * batch_size; first < test.size();
+       first += group.size() * batch_size) {
+    indices.resize(static_cast<std::size_t>(std::min(batch_size, test.size() - first)));
+    std::iota(indices.begin(), indices.end(), first);
+    const data::Batch batch = test.get(indices);
+    const Tensor logits = ddp(batch.inputs);
+    totals.add(cross_entropy(logits, batch.targets), logits, batch.targets);
+  }
+  totals.reduce(group);
+  ddp.train();
+  return totals.correct / totals.samples;
+}
+
+void print_progress(int epoch, std::int64_t step, std::int64_t steps, double loss) {
+  std::fprintf(stderr, "\repoch %d  step %lld/%lld  loss %.4f ", epoch + 1,
+               static_cast<long long>(step), static_cast<long long>(steps), loss);
+  if (step == steps) std::fprintf(stderr, "\r%*s\r", 60, "");
+}
+
+void print_epoch(const Options& options, int epoch, const Totals& totals, double test_accuracy,
+                 double seconds) {
+  std::cout << std::fixed << std::setprecision(4) << "epoch " << epoch + 1 << "/" << options.epochs
+            << "  loss " << totals.loss / totals.samples << "  accuracy "
+            << totals.correct / totals.samples << "  test accuracy " << test_accuracy << "  "
+            << std::setprecision(0) << totals.samples / seconds << " samples/s\n";
+}
+
+void print_communication(const Totals& totals, std::size_t buckets, double seconds) {
+  const double hidden_share =
+      totals.communication_ms > 0 ? 100 * totals.hidden_ms / totals.communication_ms : 0;
+  std::cout << std::fixed << std::setprecision(3)
+            << "  communication: " << totals.communication_ms / 1e3 << " s in collectives, "
+            << totals.hidden_ms / 1e3 << " s hidden behind backward (" << std::setprecision(0)
+            << hidden_share << " %), " << std::setprecision(3) << totals.exposed_ms / 1e3
+            << " s exposed (" << std::setprecision(1) << totals.exposed_ms / 10 / seconds
+            << " % of the epoch), " << static_cast<double>(totals.bytes) / (1 << 20) << " MiB in "
+            << buckets << (buckets == 1 ? " bucket" : " buckets") << " per step\n";
+}
+
+int train(const Options& options) {
+  manual_seed(options.seed);
+  const auto group = comm::init_from_env();
+  const bool speaks = group->rank() == 0;
+  const bool flatten = options.model == "mlp";
+  auto train_set = std::make_shared<data::FashionMnist>(
+      data::FashionMnistOptions{.root = options.data, .flatten = flatten});
+  const data::FashionMnist test_set({.root = options.data, .train = false, .flatten = flatten});
+
+  DDP ddp(flatten ? models::make_mlp(options.widths) : models::make_fashion_cnn(), group,
+          {.bucket_cap_mb = options.bucket_cap_mb,
+           .gradient_as_bucket_view = options.bucket_view,
+           .overlap = options.overlap,
+           .reverse_registration = options.reverse_registration,
+           .rebuild_buckets = options.reverse_registration});
+  std::unique_ptr<optim::Optimizer> optimizer;
+  if (options.optimizer == "adamw") {
+    optimizer =
+        std::make_unique<optim::AdamW>(ddp.parameters(), optim::AdamWOptions{.lr = options.lr});
+  } else {
+    optimizer = std::make_unique<optim::SGD>(ddp.parameters(),
+                                             optim::SGDOptions{.lr = options.lr, .momentum = 0.9});
+  }
+  auto sampler = std::make_shared<data::DistributedSampler>(
+      train_set->size(),
+      data::DistributedSamplerOptions{
+          .num_replicas = group->size(), .rank = group->rank(), .seed = options.seed});
+  data::DataLoader loader(train_set, {.batch_size = options.batch_size, .sampler = sampler});
+  if (speaks && options.plan) std::cout << ddp.plan(optimizer.get());
+
+  for (int epoch = 0; epoch < options.epochs; ++epoch) {
+    const Clock::time_point start = Clock::now();
+    Totals totals;
+    std::int64_t step = 0;
+    for (auto& batch : loader) {
+      const Tensor logits = ddp(batch.inputs);
+      const Tensor loss = cross_entropy(logits, batch.targets);
+      optimizer->zero_grad();
+      loss.backward();
+      optimizer->step();
+      totals.add(loss, logits, batch.targets);
+      totals.add(ddp.overlap_report());
+      ++step;
+      if (speaks && isatty(STDERR_FILENO) != 0 && (step % 20 == 0 || step == loader.size())) {
+        print_progress(epoch, step, loader.size(), loss.item());
+      }
+    }
+    const double seconds = seconds_since(start);
+    totals.reduce(*group);
+    const double accuracy = evaluate(ddp, test_set, *group, options.batch_size);
+    if (!speaks) continue;
+    print_epoch(options, epoch, totals, accuracy, seconds);
+    if (group->size() > 1) {
+      print_communication(totals, ddp.plan().buckets.size(), seconds);
+      if (options.overlap_report) std::cout << ddp.overlap_report();
+    }
+    std::cout.flush();
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app("Trains a classifier on Fashion-MNIST");
+  define_options(app, options);
+  CLI11_PARSE(app, argc, argv);
+  return comm::run_main(argc, argv, [&](int, char**) { return train(options); });
+}

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# Installs what Cohort needs, builds it with its tests, and runs all of them. Safe to repeat.
+#   bash tests/run.sh [options of ctest]
+# COHORT_PRESET chooses the build (release); asan and tsan are the sanitizers'.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+preset=${COHORT_PRESET:-release}
+
+trap 'echo "tests/run.sh: failed in: ${current:-start}" >&2' ERR
+current="installing packages"
+bash cmake/install_debian.sh build data
+current="configuring build/$preset"
+cmake --preset "$preset" -DCOHORT_WERROR=ON
+current="building build/$preset"
+cmake --build --preset "$preset"
+current="running the tests"
+ctest --test-dir "build/$preset" --output-on-failure --no-tests=error "$@"
