@@ -51,7 +51,7 @@ struct BF16 {
     return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(wide, hn::LoadU(narrow, from))));
   }
   template <class D>
-  static HWY_INLINE void store(D d, hn::Vec<D> value, Item* to) {
+  static HWY_INLINE void store(D, hn::Vec<D> value, Item* to) {
     const hn::Rebind<std::uint16_t, D> narrow;
     const hn::RebindToUnsigned<D> wide;
     const auto word = hn::BitCast(wide, value);

@@ -19,17 +19,17 @@ std::vector<Tensor> gradients_of(const std::vector<Tensor>& params) {
   return gradients;
 }
 
-// The norm of one tensor, still on its device.
+// Norm 1 or infinity of one tensor, still on its device.
 Tensor norm_of(const Tensor& gradient, double norm_type) {
-  if (norm_type == 2) return l2_norm(gradient);
-  const DType wide = gradient.dtype() == f64 ? f64 : f32;
-  const Tensor magnitudes = abs(gradient.to(wide));
+  const Tensor magnitudes = abs(gradient.to(gradient.dtype() == f64 ? f64 : f32));
   return norm_type == 1 ? sum(magnitudes) : max(magnitudes);
 }
 
 double norm_of_all(const std::vector<Tensor>& gradients, double norm_type) {
   check(norm_type == 1 || norm_type == 2 || norm_type == std::numeric_limits<double>::infinity(),
         "[clip_grad_norm_] norm_type is ", norm_type, "; 1, 2 and infinity are possible");
+  if (gradients.empty()) return 0;
+  if (norm_type == 2) return exact_sum_root(exact_square_sum(gradients), f64).item();
   // All norms are enqueued before the first one is waited for.
   std::vector<Tensor> norms;
   norms.reserve(gradients.size());
@@ -37,16 +37,10 @@ double norm_of_all(const std::vector<Tensor>& gradients, double norm_type) {
   double total = 0;
   for (const Tensor& norm : norms) {
     const double value = norm.item();
-    if (norm_type == 1) {
-      total += value;
-    } else if (norm_type == 2) {
-      total += value * value;
-    } else if (!(value <= total)) {  // lets NaN through, and keeps it
-      total = value;
-    }
-    if (std::isnan(total)) break;
+    if (std::isnan(value)) return value;
+    total = norm_type == 1 ? total + value : std::max(total, value);
   }
-  return norm_type == 2 ? std::sqrt(total) : total;
+  return total;
 }
 
 }  // namespace
@@ -56,19 +50,22 @@ double grad_norm(const std::vector<Tensor>& params, double norm_type) {
   return norm_of_all(gradients_of(params), norm_type);
 }
 
+void clip_grads_with_norm_(const std::vector<Tensor>& params, double max_norm, double total_norm) {
+  check(max_norm >= 0, "[clip_grad_norm_] max_norm is ", max_norm, "; it cannot be negative");
+  // PyTorch's guard against a division by zero.
+  const double factor = max_norm / (total_norm + 1e-6);
+  if (factor >= 1) return;
+  const NoGrad no_grad;
+  for (Tensor& gradient : gradients_of(params)) mul_(gradient, factor);
+}
+
 double clip_grad_norm_(const std::vector<Tensor>& params, double max_norm,
                        const ClipGradNormOptions& options) {
-  check(max_norm >= 0, "[clip_grad_norm_] max_norm is ", max_norm, "; it cannot be negative");
-  const NoGrad no_grad;
-  std::vector<Tensor> gradients = gradients_of(params);
-  const double total = norm_of_all(gradients, options.norm_type);
+  const double total = grad_norm(params, options.norm_type);
   check<Error>(!options.error_if_nonfinite || std::isfinite(total),
                "[clip_grad_norm_] the norm of the gradients is ", total,
                "; the loss or the learning rate is too large, or the data have such values");
-  // PyTorch's guard against a division by zero.
-  const double factor = max_norm / (total + 1e-6);
-  if (factor >= 1) return total;
-  for (Tensor& gradient : gradients) mul_(gradient, factor);
+  clip_grads_with_norm_(params, max_norm, total);
   return total;
 }
 

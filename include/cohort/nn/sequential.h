@@ -14,7 +14,7 @@ namespace cohort::nn {
 
 // Layers applied one after the other, named "0", "1", … Takes layers by value or by shared_ptr:
 //
-//   nn::Sequential net(nn::Linear(784, 256), nn::ReLU(), nn::Linear(256, 10));
+//   nn::Sequential net{nn::Linear(784, 256), nn::ReLU(), nn::Linear(256, 10)};
 class Sequential : public Layer {
  public:
   Sequential() = default;

@@ -17,13 +17,14 @@ struct ClipGradNormOptions {
 
 // Scales the gradients of `params` so that their norm, taken over all of them as one vector, is at
 // most max_norm, and returns the norm they had. Parameters without a gradient are left out; without
-// any the norm is 0. Waits for the device, once for all tensors. Each tensor's norm is computed in
-// f32 (f64 for f64), the norm of the norms in f64 in the order of `params`.
+// any the norm is 0. Waits for the device, once for all tensors. Squares are summed exactly
+// (ops/reduce.h), so that the 2-norm does not depend on how the parameters are cut up.
 double clip_grad_norm_(const std::vector<Tensor>& params, double max_norm,
                        const ClipGradNormOptions& options = {});
 
-// The norm alone.
+// The two halves of it: the norm alone, and the scaling by a norm that is known.
 double grad_norm(const std::vector<Tensor>& params, double norm_type = 2);
+void clip_grads_with_norm_(const std::vector<Tensor>& params, double max_norm, double total_norm);
 
 // Limits each element of the gradients to [-clip_value, clip_value].
 void clip_grad_value_(const std::vector<Tensor>& params, double clip_value);
