@@ -82,6 +82,32 @@ TEST(Gemm, MultipliesEveryLayoutInF64) {
   expect_products<double>([](auto&&... args) { gemm(args...); }, 1e-15);
 }
 
+// Large enough for every path of the library.
+TEST(Gemm, AddsABiasToEveryRow) {
+  for (const Sizes& s : {Sizes{1, 3, 2}, Sizes{5, 70, 33}, Sizes{6, 1030, 1025}}) {
+    for (const bool transposed : {false, true}) {
+      Gemm g;
+      g.m = s.m;
+      g.n = s.n;
+      g.k = s.k;
+      g.transpose_b = transposed;
+      g.lda = s.k;
+      g.ldb = transposed ? s.k : s.n;
+      g.ldc = s.n;
+      const auto a = numbers<float>(s.m * s.k, 1);
+      const auto b = numbers<float>(s.n * s.k, 2);
+      const auto bias = numbers<float>(s.n, 3);
+      std::vector<float> plain(static_cast<std::size_t>(s.m * s.n));
+      std::vector<float> biased(plain.size(), std::numeric_limits<float>::quiet_NaN());
+      gemm_blocked(g, a.data(), b.data(), plain.data());
+      gemm(g, a.data(), b.data(), biased.data(), bias.data());
+      for (std::size_t i = 0; i < plain.size(); ++i) {
+        ASSERT_NEAR(biased[i], plain[i] + bias[i % static_cast<std::size_t>(s.n)], 1e-4) << i;
+      }
+    }
+  }
+}
+
 TEST(Gemm, TheBlockedKernelMultipliesEveryLayoutInF32) {
   expect_products<float>([](auto&&... args) { gemm_blocked(args...); }, 1e-6);
 }
