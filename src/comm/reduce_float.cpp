@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "backend/cpu/simd.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "comm/reduce_float.cpp"
 #include <hwy/foreach_target.h>  // compiles this file once per instruction set
