@@ -1,7 +1,7 @@
 #include <cmath>
 
 #include "backend/cpu/elementwise_maps.h"
-#include "backend/cpu/vector_targets.h"
+#include "backend/cpu/simd.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/elementwise_binary.cpp"

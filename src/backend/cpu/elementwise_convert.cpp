@@ -5,7 +5,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "backend/cpu/vector_targets.h"
+#include "backend/cpu/simd.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/elementwise_convert.cpp"

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "backend/cpu/vector_targets.h"
+#include "backend/cpu/simd.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/optim_updates.cpp"

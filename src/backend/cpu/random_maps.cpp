@@ -1,6 +1,6 @@
 #include "backend/cpu/random_maps.h"
 
-#include "backend/cpu/vector_targets.h"
+#include "backend/cpu/simd.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/random_maps.cpp"

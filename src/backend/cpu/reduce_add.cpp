@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "backend/cpu/vector_targets.h"
+#include "backend/cpu/simd.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/reduce_add.cpp"
