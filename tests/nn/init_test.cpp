@@ -121,10 +121,10 @@ TEST_F(Init, EqualSeedsGiveEqualModelsOnEveryRank) {
 
 TEST_F(Init, ADeferredModelGetsTheValuesItWouldHaveHadAtOnce) {
   manual_seed(9);
-  Sequential eager(Linear(8, 8), Linear(8, 2));
+  Sequential eager{Linear(8, 8), Linear(8, 2)};
   manual_seed(9);
   const LinearOptions on_meta{.device = Device::meta()};
-  Sequential deferred(Linear(8, 8, on_meta), Linear(8, 2, on_meta));
+  Sequential deferred{Linear(8, 8, on_meta), Linear(8, 2, on_meta)};
   const std::vector<Tensor> handles = deferred.parameters();
   deferred.to_empty(Device::cpu());
   deferred.apply([](Module& module) { module.reset_parameters(); });

@@ -199,8 +199,8 @@ TEST(Pooling, HasTheKernelsSizeForItsDefaultStride) {
 }
 
 TEST(Sequential, RunsLayersInOrderUnderTheirNumbers) {
-  Sequential net(Flatten(), Linear(4, 3), std::make_shared<ReLU>(),
-                 Sequential(Linear(3, 2), Tanh()));
+  Sequential net{Flatten(), Linear(4, 3), std::make_shared<ReLU>(),
+                 Sequential{Linear(3, 2), Tanh()}};
   EXPECT_EQ(net.size(), 4u);
   std::vector<std::string> parameters;
   for (const NamedTensor& entry : net.named_parameters()) parameters.push_back(entry.name);

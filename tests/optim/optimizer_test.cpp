@@ -114,7 +114,9 @@ TEST_P(Fusion, PaddingIsSpannedOnlyWhereItIsPromisedAndStaysZero) {
   }
   const std::vector<float> values = promised.values.to_vector<float>();
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (i % 16 >= 13) EXPECT_EQ(values[i], 0) << i;
+    if (i % 16 >= 13) {
+      EXPECT_EQ(values[i], 0) << i;
+    }
   }
 }
 
@@ -136,8 +138,7 @@ TEST_P(Fusion, AParameterWithoutGradientSplitsTheRangeAndIsSkipped) {
   EXPECT_EQ(optimizer->step_count(skipped), 0);
   EXPECT_TRUE(optimizer->state(skipped).empty());
   EXPECT_THAT(skipped.detach().to_vector<float>(), testing::Each(2));
-  // Later it takes part with a step count of its own: three ranges, or one where counts play no
-  // part in the update.
+  // Later it takes part with a step count of its own.
   skipped.set_grad(flat.gradients.as_strided({16}, {1}, 16));
   optimizer->step();
   EXPECT_EQ(optimizer->step_count(skipped), 1);

@@ -15,6 +15,9 @@ namespace cohort::nn {
 // Layers applied one after the other, named "0", "1", … Takes layers by value or by shared_ptr:
 //
 //   nn::Sequential net{nn::Linear(784, 256), nn::ReLU(), nn::Linear(256, 10)};
+//
+// Braces make the layers, and let them draw their random numbers, from left to right; between
+// parentheses C++ leaves the order open.
 class Sequential : public Layer {
  public:
   Sequential() = default;
