@@ -4,7 +4,7 @@
 
 #include <atomic>
 
-#include "tests/parallel/ddp_fixture.h"
+#include "parallel/ddp_fixture.h"
 
 namespace cohort {
 namespace {

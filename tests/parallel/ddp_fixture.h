@@ -39,7 +39,7 @@ class PerRank {
  public:
   explicit PerRank(int size) : values_(static_cast<std::size_t>(size)) {}
   void push(int rank, double value) {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(*mutex_);
     values_[static_cast<std::size_t>(rank)].push_back(value);
   }
   void push(int rank, const std::vector<double>& values) {
@@ -50,7 +50,7 @@ class PerRank {
   }
 
  private:
-  std::mutex mutex_;
+  std::unique_ptr<std::mutex> mutex_ = std::make_unique<std::mutex>();
   std::vector<std::vector<double>> values_;
 };
 

@@ -4,12 +4,12 @@
 
 #include <map>
 
-#include "cohort/models/mlp.h"
+#include "cohort/models/models.h"
 #include "cohort/nn/conv.h"
 #include "cohort/nn/norm.h"
 #include "cohort/optim/adam.h"
 #include "cohort/optim/sgd.h"
-#include "tests/parallel/ddp_fixture.h"
+#include "parallel/ddp_fixture.h"
 
 namespace cohort {
 namespace {

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "cohort/optim/sgd.h"
-#include "tests/parallel/ddp_fixture.h"
+#include "parallel/ddp_fixture.h"
 
 namespace cohort {
 namespace {
