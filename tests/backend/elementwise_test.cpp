@@ -72,7 +72,7 @@ std::vector<Accuracy> accuracies() {
       {UnaryOp::sin, [](Number x) { return std::sin(x); }, -1e6, 1e6, 3, 3},
       {UnaryOp::sigmoid, sigmoid, -80, 80, 3, 3},
       {UnaryOp::silu, [=](Number x) { return x * sigmoid(x); }, -80, 80, 4, 4},
-      {UnaryOp::gelu, [](Number x) { return x * normal(x); }, -2, 12, 7, 4},
+      {UnaryOp::gelu, [](Number x) { return x * normal(x); }, -2, 12, 7, 7},
       // The tail is a function of x^2, whose rounding error it magnifies x^2 / 2 times; in f32 FMA
       // makes up for it.
       {UnaryOp::gelu, [](Number x) { return x * normal(x); }, -12, -2, 80, 250},

@@ -14,8 +14,8 @@ namespace cohort::backend::cpu::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Philox on 16 counters side by side: the loops over them become vectors.
-constexpr std::size_t kWidth = 16;
+// Philox on 64 counters side by side: the loops over them become vectors.
+constexpr std::size_t kWidth = 64;
 
 void philox(const PhiloxState& state, std::uint64_t first_block, std::size_t blocks,
             std::uint32_t* HWY_RESTRICT bits) {
