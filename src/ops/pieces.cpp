@@ -120,8 +120,8 @@ Tensor narrow(const Tensor& a, int dim, std::int64_t start, std::int64_t length)
 Tensor select(const Tensor& a, int dim, std::int64_t index) {
   dim = normalize_dim(dim, a.rank());
   const std::int64_t size = a.shape()[dim];
-  check(index >= -size && index < size, "[select] index ", index,
-        " is out of range for dimension ", dim, " of shape ", a.shape());
+  check(index >= -size && index < size, "[select] index ", index, " is out of range for dimension ",
+        dim, " of shape ", a.shape());
   return squeeze(narrow(a, dim, index < 0 ? index + size : index, 1), dim);
 }
 

@@ -1,5 +1,4 @@
 #include "backend/conv_kernels.h"
-
 #include "backend/meta/families.h"
 
 namespace cohort::backend::meta {
