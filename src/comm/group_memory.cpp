@@ -25,23 +25,27 @@ std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key, const std:
                   .timeout = timeout(),
                   .owner = ""};
   const Wish wish{color, key};
-  impl_->launch(call, 0, [result, wish, child](Transport& transport, const Call& queued) {
-          const std::vector<std::int64_t> counts(static_cast<std::size_t>(transport.size()), 2);
-          const std::int64_t moved =
-              transport.all_gather(queued, result->wishes.data(), &wish, counts);
-          if (wish.first < 0) return moved;
-          std::vector<int> members;
-          for (int r = 0; r < transport.size(); ++r) {
-            if (result->wishes[static_cast<std::size_t>(r)].first == wish.first) members.push_back(r);
-          }
-          std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-            return result->wishes[static_cast<std::size_t>(a)].second <
-                   result->wishes[static_cast<std::size_t>(b)].second;
-          });
-          result->transport = members.size() == 1 ? make_self_transport()
-                                                  : transport.split(queued, members, child);
-          return moved;
-        })
+  impl_
+      ->launch(call, 0,
+               [result, wish, child](Transport& transport, const Call& queued) {
+                 const std::vector<std::int64_t> counts(static_cast<std::size_t>(transport.size()),
+                                                        2);
+                 const std::int64_t moved =
+                     transport.all_gather(queued, result->wishes.data(), &wish, counts);
+                 if (wish.first < 0) return moved;
+                 std::vector<int> members;
+                 for (int r = 0; r < transport.size(); ++r) {
+                   if (result->wishes[static_cast<std::size_t>(r)].first == wish.first)
+                     members.push_back(r);
+                 }
+                 std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
+                   return result->wishes[static_cast<std::size_t>(a)].second <
+                          result->wishes[static_cast<std::size_t>(b)].second;
+                 });
+                 result->transport = members.size() == 1 ? make_self_transport()
+                                                         : transport.split(queued, members, child);
+                 return moved;
+               })
       .synchronize();
   if (color < 0) return nullptr;
   return make_process_group(std::move(result->transport), std::move(child), timeout());
@@ -66,15 +70,16 @@ Tensor ProcessGroup::allocate(const Shape& shape, const TensorOptions& options) 
                   " of them live; live memory by category:\n", to_string(stats));
   }
   const auto memory = std::make_shared<SymmetricMemory>();
-  impl_->launch({.operation = Operation::allocate,
-                 .dtype = DType::u8,
-                 .elements = bytes,
-                 .timeout = timeout()},
-                bytes,
-                [memory, bytes, refusal](Transport& transport, const Call& queued) {
-                  *memory = transport.allocate(queued, static_cast<std::size_t>(bytes), refusal);
-                  return std::int64_t{0};
-                })
+  impl_
+      ->launch({.operation = Operation::allocate,
+                .dtype = DType::u8,
+                .elements = bytes,
+                .timeout = timeout()},
+               bytes,
+               [memory, bytes, refusal](Transport& transport, const Call& queued) {
+                 *memory = transport.allocate(queued, static_cast<std::size_t>(bytes), refusal);
+                 return std::int64_t{0};
+               })
       .synchronize();
   allocator->count_external(bytes, category);
   // Capturing the owner keeps the memory, and the group's mapping of it, as long as the storage.

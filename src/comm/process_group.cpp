@@ -131,7 +131,8 @@ Work ProcessGroup::all_gather(const Tensor& out, const Tensor& in,
 
 Work ProcessGroup::broadcast(const Tensor& tensor, int root, const CollectiveOptions& options) {
   check_tensor(Operation::broadcast, "tensor", tensor, *impl_);
-  check(root >= 0 && root < size(), "[broadcast] root ", root, " is no rank of a group of ", size());
+  check(root >= 0 && root < size(), "[broadcast] root ", root, " is no rank of a group of ",
+        size());
   Call call = make_call(Operation::broadcast, tensor, options, *this);
   call.peer = root;
   if (rank() != root) tensor.storage().bump_version();
@@ -156,13 +157,13 @@ Work ProcessGroup::all_to_all(const Tensor& out, std::span<const std::int64_t> o
   check_exchange(out, out_counts, in, in_counts, *impl_);
   Call call = make_call(Operation::all_to_all, in, options, *this);
   out.storage().bump_version();
-  return impl_->launch(
-      std::move(call), static_cast<std::int64_t>(in.bytes()),
-      [to = Held(out), out_counts = Counts(out_counts.begin(), out_counts.end()), from = Held(in),
-       in_counts = Counts(in_counts.begin(), in_counts.end())](Transport& transport,
-                                                               const Call& queued) {
-        return transport.all_to_all(queued, to.data, out_counts, from.data, in_counts);
-      });
+  return impl_->launch(std::move(call), static_cast<std::int64_t>(in.bytes()),
+                       [to = Held(out), out_counts = Counts(out_counts.begin(), out_counts.end()),
+                        from = Held(in), in_counts = Counts(in_counts.begin(), in_counts.end())](
+                           Transport& transport, const Call& queued) {
+                         return transport.all_to_all(queued, to.data, out_counts, from.data,
+                                                     in_counts);
+                       });
 }
 
 Work ProcessGroup::send(const Tensor& tensor, int destination, const CollectiveOptions& options) {
@@ -216,8 +217,8 @@ std::shared_ptr<ProcessGroup> make_process_group(std::unique_ptr<Transport> tran
   check(timeout > Milliseconds(0), "[process_group] the timeout must be positive, got ",
         timeout.count(), " ms");
   const std::shared_ptr<Runtime>& runtime = Context::current().runtime();
-  auto impl = std::make_shared<ProcessGroup::Impl>(std::move(transport), runtime, std::move(name),
-                                                   timeout);
+  auto impl =
+      std::make_shared<ProcessGroup::Impl>(std::move(transport), runtime, std::move(name), timeout);
   runtime->add_failure_listener(impl);
   return std::make_shared<ProcessGroup>(std::move(impl));
 }

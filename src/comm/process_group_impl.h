@@ -87,10 +87,10 @@ class ProcessGroup::Impl final : public FailureListener,
     count(call.operation, logical_bytes, moved, state.times);
   }
 
-  // Tells the peers of an error that is this rank's own; all but a refused allocation end the group.
+  // Tells the peers of an error that is this rank's own; all but a refused allocation end the
+  // group.
   void end_with(const std::exception_ptr& error, Operation operation) noexcept;
-  void count(Operation operation, std::int64_t logical, std::int64_t moved,
-             const WorkTimes& times);
+  void count(Operation operation, std::int64_t logical, std::int64_t moved, const WorkTimes& times);
   void remember(const Event& done);
 
   const std::unique_ptr<Transport> transport_;

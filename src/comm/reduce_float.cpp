@@ -61,7 +61,7 @@ struct BF16 {
     const auto odd = hn::And(upper, hn::Set(wide, 1u));
     const auto rounded = hn::ShiftRight<16>(hn::Add(word, hn::Add(odd, hn::Set(wide, 0x7fffu))));
     const auto nan = hn::Or(upper, hn::Set(wide, 0x40u));
-    const auto is_nan = hn::RebindMask(wide, hn::Ne(value, value));
+    const auto is_nan = hn::RebindMask(wide, hn::IsNaN(value));
     hn::StoreU(hn::TruncateTo(narrow, hn::IfThenElse(is_nan, nan, rounded)), narrow, to);
   }
 };
@@ -80,9 +80,9 @@ struct F16 {
     const auto normal = hn::Add(moved, hn::Set(wide, 112u << 23));  // exponent bias 15 -> 127
     const auto special = hn::Or(moved, hn::Set(wide, 0x7f800000u));
     // Below 2^-14: as a float of exponent 2^-14 with the mantissa, less 2^-14.
-    const auto subnormal = hn::BitCast(
-        wide, hn::Sub(hn::BitCast(d, hn::Add(moved, hn::Set(wide, 113u << 23))),
-                      hn::BitCast(d, hn::Set(wide, 113u << 23))));
+    const auto subnormal =
+        hn::BitCast(wide, hn::Sub(hn::BitCast(d, hn::Add(moved, hn::Set(wide, 113u << 23))),
+                                  hn::BitCast(d, hn::Set(wide, 113u << 23))));
     auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(wide, 0x400u)), subnormal, normal);
     result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(wide, 0x7bffu)), special, result);
     return hn::BitCast(d, hn::Or(result, sign));
@@ -96,16 +96,15 @@ struct F16 {
     const auto magnitude = hn::And(word, hn::Set(wide, 0x7fffffffu));
     const auto rebiased = hn::Sub(magnitude, hn::Set(wide, 112u << 23));
     const auto odd = hn::And(hn::ShiftRight<13>(rebiased), hn::Set(wide, 1u));
-    const auto normal =
-        hn::ShiftRight<13>(hn::Add(rebiased, hn::Add(odd, hn::Set(wide, 0xfffu))));
+    const auto normal = hn::ShiftRight<13>(hn::Add(rebiased, hn::Add(odd, hn::Set(wide, 0xfffu))));
     const auto subnormal =
         hn::Sub(hn::BitCast(wide, hn::Add(hn::BitCast(d, magnitude), hn::Set(d, 0.5f))),
                 hn::Set(wide, 0x3f000000u));
     auto result = hn::IfThenElse(hn::Lt(magnitude, hn::Set(wide, 0x38800000u)), subnormal, normal);
-    result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(wide, 0x477fefffu)),
-                            hn::Set(wide, 0x7c00u), result);
-    result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(wide, 0x7f800000u)),
-                            hn::Set(wide, 0x7e00u), result);
+    result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(wide, 0x477fefffu)), hn::Set(wide, 0x7c00u),
+                            result);
+    result = hn::IfThenElse(hn::Gt(magnitude, hn::Set(wide, 0x7f800000u)), hn::Set(wide, 0x7e00u),
+                            result);
     hn::StoreU(hn::TruncateTo(narrow, hn::Or(result, sign)), narrow, to);
   }
 };
@@ -126,13 +125,13 @@ struct Product {
 struct Max {
   template <class V>
   HWY_INLINE V operator()(V a, V b) const {
-    return hn::IfThenElse(hn::Or(hn::Gt(b, a), hn::Ne(b, b)), b, a);
+    return hn::IfThenElse(hn::Or(hn::Gt(b, a), hn::IsNaN(b)), b, a);
   }
 };
 struct Min {
   template <class V>
   HWY_INLINE V operator()(V a, V b) const {
-    return hn::IfThenElse(hn::Or(hn::Lt(b, a), hn::Ne(b, b)), b, a);
+    return hn::IfThenElse(hn::Or(hn::Lt(b, a), hn::IsNaN(b)), b, a);
   }
 };
 

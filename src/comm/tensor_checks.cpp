@@ -57,9 +57,9 @@ void check_parts(Operation operation, const NamedTensor& whole, const NamedTenso
                     part.tensor.dtype());
   check_counts(operation, whole.name, whole.tensor, counts, group.transport().size());
   const auto rank = static_cast<std::size_t>(group.transport().rank());
-  check<ShapeError>(part.tensor.numel() == counts[rank], "[", operation, "] '", part.name,
-                    "' has ", part.tensor.numel(), " elements, but the part of rank ", rank,
-                    " has ", counts[rank]);
+  check<ShapeError>(part.tensor.numel() == counts[rank], "[", operation, "] '", part.name, "' has ",
+                    part.tensor.numel(), " elements, but the part of rank ", rank, " has ",
+                    counts[rank]);
   if (overlap(whole.tensor, part.tensor)) {
     const std::int64_t before =
         std::accumulate(counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(rank),

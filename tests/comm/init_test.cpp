@@ -40,8 +40,7 @@ TEST(InitFromEnv, MakesAWorldOfOneWithoutVariables) {
 
 TEST(InitFromEnv, RefusesAnUnknownBackendAndHalfSetVariables) {
   const OwnRuntime own;
-  EXPECT_THROW(init_from_env({.backend = "pigeon", .environment = variables({})}),
-               InvalidArgument);
+  EXPECT_THROW(init_from_env({.backend = "pigeon", .environment = variables({})}), InvalidArgument);
   EXPECT_THROW(init_from_env({.environment = variables({{"RANK", "1"}})}), InvalidArgument);
 }
 

@@ -44,7 +44,8 @@ TEST(ProcessGroup, OfOneNeedsNoQueueAndStillScales) {
     const Tensor tensor = filled(5, 3);
     const Work work = group->all_reduce(tensor, ReduceOp::mean, {.scale = 0.5});
     EXPECT_TRUE(work.ready());
-    expect_elements<float>(tensor, [](std::int64_t) { return 1.5f; }, "scaled");
+    expect_elements<float>(
+        tensor, [](std::int64_t) { return 1.5f; }, "scaled");
     EXPECT_EQ(group->allocate({4, 2}).shape(), (Shape{4, 2}));
     group->barrier().wait();
     EXPECT_EQ(group->split(3)->size(), 1);
@@ -90,7 +91,8 @@ TEST(ProcessGroup, RunsCollectivesAsynchronouslyInStreamOrder) {
     const Work second = group->all_reduce(tensor);
     second.wait();
     EXPECT_TRUE(first.ready());
-    expect_elements<float>(tensor, [](std::int64_t) { return 4.0f; }, "two sums");
+    expect_elements<float>(
+        tensor, [](std::int64_t) { return 4.0f; }, "two sums");
     const auto times = second.times();
     EXPECT_LE(times.enqueued, times.started);
     EXPECT_LE(times.started, times.finished);

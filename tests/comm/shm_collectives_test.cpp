@@ -79,8 +79,7 @@ TEST_P(Collectives, AllReduceGivesTheExactSumOnAllRanks) {
     fill_with<T>(tensor, [&](std::int64_t i) { return rank_value<T>(group->rank(), i); });
     group->all_reduce(tensor).wait();
     expect_elements<T>(
-        tensor,
-        [&](std::int64_t i) { return from_number<T>(sum_over_ranks<T>(group->size(), i)); },
+        tensor, [&](std::int64_t i) { return from_number<T>(sum_over_ranks<T>(group->size(), i)); },
         where(group, size));
   });
 }
@@ -96,8 +95,7 @@ TEST_P(Collectives, AllReduceTakesMaxMinAndProductInEveryDtype) {
         if (op != ReduceOp::product) return as_number(rank_value<T>(rank, i));
         return std::is_same_v<T, bool> ? (i + rank) % 5 != 0 : (i + rank) % 3 == 0 ? 2 : 1;
       };
-      fill_with<T>(tensor,
-                   [&](std::int64_t i) { return from_number<T>(value(group->rank(), i)); });
+      fill_with<T>(tensor, [&](std::int64_t i) { return from_number<T>(value(group->rank(), i)); });
       group->all_reduce(tensor, op).wait();
       expect_elements<T>(
           tensor,
@@ -175,8 +173,7 @@ TEST_P(Collectives, AllGatherConcatenatesEvenParts) {
                               make(group, part * group->size())}) {
       group->all_gather(out, in).wait();
       expect_elements<T>(
-          out,
-          [&](std::int64_t i) { return rank_value<T>(static_cast<int>(i / part), i % part); },
+          out, [&](std::int64_t i) { return rank_value<T>(static_cast<int>(i / part), i % part); },
           where(group, size));
       group->barrier().wait();
     }
@@ -259,8 +256,7 @@ TEST_P(Collectives, UnevenAllToAllSendsWhatEachPairAgreedOn) {
     // Symmetric memory has one size on all ranks.
     const std::int64_t room = 8 * size;
     const Tensor whole = make(group, room);
-    const Tensor in =
-        whole.as_strided({std::reduce(in_counts.begin(), in_counts.end())}, {1}, 0);
+    const Tensor in = whole.as_strided({std::reduce(in_counts.begin(), in_counts.end())}, {1}, 0);
     const Tensor out = Tensor::empty({std::reduce(out_counts.begin(), out_counts.end())},
                                      {.dtype = GetParam().dtype});
     fill_with<T>(in, [&](std::int64_t i) { return rank_value<T>(group->rank(), i); });

@@ -1,5 +1,5 @@
-// How a group ends: every rank gets the same cause, named, and nothing hangs. Ranks are threads; see
-// shm_process_test.cpp for ranks that are killed and stopped.
+// How a group ends: every rank gets the same cause, named, and nothing hangs. Ranks are threads;
+// see shm_process_test.cpp for ranks that are killed and stopped.
 
 #include <gmock/gmock.h>
 
@@ -30,8 +30,7 @@ template <typename E, typename Body>
 std::vector<std::string> failures(int world, Milliseconds timeout, Body body) {
   std::vector<std::string> messages(static_cast<std::size_t>(world));
   LocalWorld(world, {.timeout = timeout}).run([&](const Group& group) {
-    messages[static_cast<std::size_t>(group->rank())] =
-        message_of<E>([&] { body(group); });
+    messages[static_cast<std::size_t>(group->rank())] = message_of<E>([&] { body(group); });
   });
   return messages;
 }
@@ -63,9 +62,8 @@ struct Disagreement {
 class MismatchOf : public testing::TestWithParam<Disagreement> {};
 
 TEST_P(MismatchOf, IsFoundOnAllRanks) {
-  const auto messages = failures<MismatchError>(3, kLong, [](const Group& group) {
-    GetParam().call(group, group->rank() == 2).wait();
-  });
+  const auto messages = failures<MismatchError>(
+      3, kLong, [](const Group& group) { GetParam().call(group, group->rank() == 2).wait(); });
   for (const std::string& message : messages) {
     EXPECT_THAT(message, AllOf(HasSubstr("ranks 0, 1 called"), HasSubstr("rank 2 called"),
                                HasSubstr(GetParam().said)));
@@ -83,11 +81,10 @@ INSTANTIATE_TEST_SUITE_P(
                        return g->all_reduce(zeros(odd ? 1'000'000 : 900'000));
                      },
                      "of 900000 f32"},
-        Disagreement{"DType",
-                     [](const Group& g, bool odd) {
-                       return g->all_reduce(zeros(8, odd ? f64 : f32));
-                     },
-                     "of 8 f64"},
+        Disagreement{
+            "DType",
+            [](const Group& g, bool odd) { return g->all_reduce(zeros(8, odd ? f64 : f32)); },
+            "of 8 f64"},
         Disagreement{"ReduceOp",
                      [](const Group& g, bool odd) {
                        return g->all_reduce(zeros(8), odd ? ReduceOp::max : ReduceOp::sum);
@@ -233,8 +230,7 @@ TEST(Leaving, IsAnErrorForThoseWhoStillWaitAndNamesTheRank) {
     if (world->rank() == 2) {
       group.reset();
     } else {
-      const std::string text =
-          message_of<PeerError>([&] { group->all_reduce(zeros(4)).wait(); });
+      const std::string text = message_of<PeerError>([&] { group->all_reduce(zeros(4)).wait(); });
       if (world->rank() == 0) message = text;
     }
     world->barrier().wait();
@@ -319,9 +315,9 @@ TEST(Failure, OfTheWorkThatMakesTheInputReachesAllRanks) {
           const Tensor tensor = zeros(4);
           const Stream& compute = Context::current().stream(Device::cpu());
           if (group->rank() == 1) compute.launch([] { throw Error("no such kernel"); });
-          const Work work = group->all_reduce(tensor);
+          // The call itself throws where the other rank was faster.
           messages[static_cast<std::size_t>(group->rank())] =
-              message_of<Error>([&] { work.synchronize(); });
+              message_of<Error>([&] { group->all_reduce(tensor).synchronize(); });
           try {
             compute.synchronize();
           } catch (const Error&) {

@@ -1,11 +1,13 @@
-// Ranks that are processes: they find each other, and survive the death, the stop, the error and the
-// confusion of one of them as the list of faults demands (its rows are named at the tests).
+// Ranks that are processes: they find each other, and survive the death, the stop, the error and
+// the confusion of one of them as the list of faults demands (its rows are named at the tests).
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,25 +21,12 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 // Generous for a loaded machine; what is promised is 5 seconds.
 constexpr Milliseconds kPromptly{5'000};
 constexpr Milliseconds kStart{30'000};
-
-// Lines of /proc/net/unix with this library's sockets, and names of shared memory objects.
-std::vector<std::string> leftovers() {
-  std::vector<std::string> found;
-  std::ifstream sockets("/proc/net/unix");
-  for (std::string line; std::getline(sockets, line);) {
-    if (line.find("@cohort-") != std::string::npos) found.push_back(line);
-  }
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
-    if (entry.path().filename().string().find("cohort") != std::string::npos) {
-      found.push_back(entry.path());
-    }
-  }
-  return found;
-}
+constexpr Milliseconds kCleanup{15'000};  // outlives the child that a rank forked
 
 // Some ranks of comm_child, started as a launcher would, with the store in this process.
 class Job {
@@ -56,8 +45,12 @@ class Job {
     }
   }
   ~Job() {
+    const std::vector<std::string> sockets = socket_names();
     ranks_.clear();
-    EXPECT_TRUE(eventually([] { return leftovers().empty(); }, kPromptly));
+    EXPECT_TRUE(eventually([&] { return !any_bound(sockets); }, kCleanup));
+    for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+      EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr("cohort")));
+    }
   }
 
   ChildProcess& operator[](std::size_t rank) { return *ranks_[rank]; }
@@ -75,6 +68,24 @@ class Job {
   }
 
  private:
+  // Those that the ranks published.
+  std::vector<std::string> socket_names() {
+    comm::TcpStore store({.port = server_.port(), .credentials = {"process-test", "secret"}});
+    std::vector<std::string> names;
+    for (std::size_t rank = 0; rank < size(); ++rank) {
+      const auto address = store.try_get(str("init/0/shm/address/", rank));
+      if (address) names.push_back(address->substr(0, address->find(' ')));
+    }
+    return names;
+  }
+  static bool any_bound(const std::vector<std::string>& names) {
+    std::ifstream file("/proc/net/unix");
+    const std::string bound((std::istreambuf_iterator<char>(file)), {});
+    return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
+      return bound.find(name) != std::string::npos;
+    });
+  }
+
   comm::StoreServer server_{{.credentials = {"process-test", "secret"}}};
   std::vector<std::unique_ptr<ChildProcess>> ranks_;
 };
@@ -83,8 +94,8 @@ TEST(Processes, FindEachOtherAndShareMemory) {
   Job job(3, "once");
   for (std::size_t rank = 0; rank < job.size(); ++rank) {
     EXPECT_EQ(job.code(rank, kStart), 0) << job[rank].err();
-    EXPECT_THAT(job[rank].out(), HasSubstr(str("rank ", rank, " of 3 backend shm sum 6 subsequence ",
-                                               rank + 1)));
+    EXPECT_THAT(job[rank].out(),
+                HasSubstr(str("rank ", rank, " of 3 backend shm sum 6 subsequence ", rank + 1)));
   }
 }
 

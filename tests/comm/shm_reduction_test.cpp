@@ -83,11 +83,13 @@ TEST_P(Reduction, HasTheBitsOfTheRankOrderedSumOnEveryRouteAndOperation) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Floats, Reduction,
-    testing::Values(Case{1, f32}, Case{2, f32}, Case{3, f32}, Case{8, f32}, Case{2, f64},
-                    Case{3, f64}, Case{2, bf16}, Case{3, bf16}, Case{2, f16}, Case{3, f16}),
-    [](const auto& info) { return str("world", info.param.world, "_", name(info.param.dtype)); });
+INSTANTIATE_TEST_SUITE_P(Floats, Reduction,
+                         testing::Values(Case{1, f32}, Case{2, f32}, Case{3, f32}, Case{8, f32},
+                                         Case{2, f64}, Case{3, f64}, Case{2, bf16}, Case{3, bf16},
+                                         Case{2, f16}, Case{3, f16}),
+                         [](const auto& info) {
+                           return str("world", info.param.world, "_", name(info.param.dtype));
+                         });
 
 TEST(ReductionOrder, IsTheRanksAlsoWhereAnotherOrderWouldCancel) {
   LocalWorld(3).run([](const Group& group) {

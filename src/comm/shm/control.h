@@ -49,10 +49,10 @@ struct CallRecord {
 };
 
 struct alignas(64) RankSlot {
-  Word step;                        // this rank's progress
-  std::atomic<std::uint32_t> left;  // 1: the rank left in good order
+  Word step;                                     // this rank's progress
+  std::atomic<std::uint32_t> left;               // 1: the rank left in good order
   std::atomic<std::uint32_t> failed_allocation;  // outcome of the last reservation: 1 for failed
-  CallRecord calls[2];              // of even and of odd sequences
+  CallRecord calls[2];                           // of even and of odd sequences
   // Of the family's first group only: where this rank is now, in any group. For messages, and for
   // seeing ranks that wait for each other in two groups.
   std::atomic<std::uint64_t> active_group;  // 0: in none
@@ -99,7 +99,7 @@ class Layout {
   explicit Layout(int size);
 
   std::size_t bytes() const { return bytes_; }
-  std::size_t slot_bytes() const { return slot_bytes_; }      // of one staging slot
+  std::size_t slot_bytes() const { return slot_bytes_; }        // of one staging slot
   std::size_t channel_bytes() const { return channel_bytes_; }  // of one ring; a power of two
 
   Header& header(std::byte* base) const { return *reinterpret_cast<Header*>(base); }

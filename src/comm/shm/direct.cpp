@@ -74,8 +74,8 @@ std::int64_t ShmTransport::direct_gather_out(void* out, const void* in, const Pa
   // Starting behind oneself spreads the ranks over the targets.
   for (int i = 1; i <= size(); ++i) {
     const int r = (rank() + i) % size();
-    std::byte* target = (r == rank() ? static_cast<std::byte*>(out)
-                                     : peer_part(&CallRecord::out, r)) + offset;
+    std::byte* target =
+        (r == rank() ? static_cast<std::byte*>(out) : peer_part(&CallRecord::out, r)) + offset;
     if (target == in) continue;
     copy_checked(target, in, bytes);
     moved += bytes;

@@ -10,7 +10,8 @@
 namespace cohort::comm::shm {
 
 void Word::publish(std::uint32_t next) {
-  // Sequentially consistent with sleep(): either the waiter sees the value, or this sees the waiter.
+  // Sequentially consistent with sleep(): either the waiter sees the value, or this sees the
+  // waiter.
   value.store(next, std::memory_order_seq_cst);
   if (waiters.load(std::memory_order_seq_cst) != 0) wake_all();
 }

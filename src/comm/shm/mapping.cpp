@@ -18,8 +18,8 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 [[noreturn]] void refuse(const char* call, std::size_t bytes, int code) {
   const std::string message =
-      str("[shared memory] ", call, " refused ", bytes, " bytes: ",
-          std::generic_category().message(code),
+      str("[shared memory] ", call, " refused ", bytes,
+          " bytes: ", std::generic_category().message(code),
           "; free memory, raise the limit of the container, or use smaller buckets");
   throw OutOfMemory(message);
 }

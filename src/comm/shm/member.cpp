@@ -42,7 +42,8 @@ constexpr std::uint32_t unwinding(int rank) {
 const char* hint(FailureRecord::Kind kind) {
   switch (kind) {
     case FailureRecord::timeout:
-      return "; all ranks must call the same collectives; raise the timeout if a rank was only slow";
+      return "; all ranks must call the same collectives; raise the timeout if a rank was only "
+             "slow";
     case FailureRecord::mismatch:
       return "; all ranks must call the same collectives, of equal size, in the same order";
     case FailureRecord::peer:
@@ -135,15 +136,19 @@ void Member::check_crossed(int peer) {
   const std::shared_ptr<Member> other = family_->find(other_id);
   // It waits there for this rank only if this rank has not been there.
   if (!other || other->sequence_.load(std::memory_order_relaxed) >= other_sequence) return;
+  // A peer that has done all steps of this group that this rank has done has been here and gone on.
+  if (!behind(peer, step_)) return;
   // The three words were read one by one; they mean one call only if the group is still the same.
   if (shown.active_group.load(std::memory_order_acquire) != other_id) return;
   const std::string reason =
-      str("the ranks use two groups in different orders: rank ", rank_, " is in ",
-          describe(*call_), " on group '", group_, "', while rank ", peer, " is in ",
-          other_operation, " (sequence ", other_sequence, ") on group '", other->group_,
-          "', and each waits for the other");
+      str("the ranks use two groups in different orders: rank ", rank_, " is in ", describe(*call_),
+          " on group '", group_, "', while rank ", peer, " is in ", other_operation, " (sequence ",
+          other_sequence, ") on group '", other->group_, "', and each waits for the other");
+  // This group first: the peer leaves the other one as soon as that has failed, and must not find
+  // this one running.
+  record_failure(FailureRecord::mismatch, peer, reason);
   other->record_failure(FailureRecord::mismatch, other->rank_, reason);
-  fail(FailureRecord::mismatch, peer, reason);
+  check_running();
 }
 
 std::string Member::describe_whereabouts(int peer) const {
@@ -175,7 +180,8 @@ void Member::time_out(const std::vector<int>& awaited) {
   fail(FailureRecord::timeout, missing.front(),
        str(list(missing), missing.size() == 1 ? " was" : " were", " missing after ",
            call_->timeout.count(), " ms of ", describe(*call_), " on rank ", rank_, "; ", where,
-           "; before that, all ", previous_sequence_ == 0
+           "; before that, all ",
+           previous_sequence_ == 0
                ? "had only formed the group"
                : str("finished ", describe(previous_), " (sequence ", previous_sequence_, ')')));
 }

@@ -84,7 +84,8 @@ class ProcessLink final : public Link {
                          "ranks use their groups in different orders");
     message.reason[sizeof(message.reason) - 1] = '\0';
     if (message.has_segment == 0) throw OutOfMemory(message.reason);
-    check<Error>(static_cast<bool>(file), "[shared memory] a segment arrived without its file; is "
+    check<Error>(static_cast<bool>(file),
+                 "[shared memory] a segment arrived without its file; is "
                  "the limit of open files reached?");
     return Mapping::adopt(std::move(file), bytes);
   }
@@ -165,8 +166,9 @@ class Meeting {
   void agree_on_reach() {
     for (int r = 0; r < size_; ++r) {
       const std::string unreachable = store_.get(key("unreachable", r), deadline_.left());
-      check<NotSupported>(unreachable.empty(), "[init] rank ", r, " does not share a host with rank ",
-                          unreachable, " (backend shm, rank ", rank_, " of ", size_,
+      check<NotSupported>(unreachable.empty(), "[init] rank ", r,
+                          " does not share a host with rank ", unreachable, " (backend shm, rank ",
+                          rank_, " of ", size_,
                           "); start all ranks on one host, in one network namespace and as one "
                           "user");
     }
@@ -217,10 +219,11 @@ class Meeting {
     if (!deadline_.passed()) return;
     std::string missing;
     for (int r = 0; r < size_; ++r) {
-      if (r != rank_ && !peer(r).socket) missing += (missing.empty() ? "" : ", ") + std::to_string(r);
+      if (r != rank_ && !peer(r).socket)
+        missing += (missing.empty() ? "" : ", ") + std::to_string(r);
     }
-    throw TimeoutError(str("[init] rank ", missing, ' ', what, " in time (rank ", rank_, " of ",
-                           size_, ")"));
+    throw TimeoutError(
+        str("[init] rank ", missing, ' ', what, " in time (rank ", rank_, " of ", size_, ")"));
   }
 
   Store& store_;

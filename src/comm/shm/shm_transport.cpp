@@ -94,8 +94,7 @@ std::unique_ptr<Transport> make_shm_transport(std::shared_ptr<Link> link, int ra
   std::vector<int> ranks(static_cast<std::size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
   return make_transport(std::make_shared<Member>(std::move(segment), std::move(link),
-                                                 std::move(family), std::move(ranks), rank,
-                                                 group));
+                                                 std::move(family), std::move(ranks), rank, group));
 }
 
 ShmTransport::ShmTransport(std::shared_ptr<Member> member)
@@ -192,9 +191,9 @@ void ShmTransport::report_mismatch() {
     if (first_text.empty()) first_text = text;
     same_text = same_text && text == first_text;
     const std::string& ranks = ranks_by_hash[hash];
-    reason += str(reason.empty() ? "" : "; ",
-                  ranks.find(',') == std::string::npos ? "rank " : "ranks ", ranks, " called ",
-                  text);
+    reason +=
+        str(reason.empty() ? "" : "; ", ranks.find(',') == std::string::npos ? "rank " : "ranks ",
+            ranks, " called ", text);
   }
   if (same_text) reason += ", with different counts per rank";
   member_->fail(FailureRecord::mismatch, rank(), reason);
@@ -241,16 +240,16 @@ SymmetricMemory ShmTransport::allocate(const Call& call, std::size_t bytes,
     common &= record(r).free_blocks;
     if (record(r).refuses) refusing += (refusing.empty() ? "" : ", ") + std::to_string(r);
   }
-  check<OutOfMemory>(refusing.empty(), "[allocate] ", bytes, " bytes of symmetric memory do not fit ",
-                     refusal.empty() ? str("on rank ", refusing) : str("into ", refusal),
-                     " (rank ", rank(), " of ", size(), ", group '", member_->group(), "')");
-  const std::uint32_t block = common != 0 ? pool_->take(slice, std::countr_zero(common))
-                                          : reserve_block(bytes, slice);
+  check<OutOfMemory>(refusing.empty(), "[allocate] ", bytes,
+                     " bytes of symmetric memory do not fit ",
+                     refusal.empty() ? str("on rank ", refusing) : str("into ", refusal), " (rank ",
+                     rank(), " of ", size(), ", group '", member_->group(), "')");
+  const std::uint32_t block =
+      common != 0 ? pool_->take(slice, std::countr_zero(common)) : reserve_block(bytes, slice);
   const Place place{block, 0};
-  return {pool_->at(place, rank()),
-          std::shared_ptr<void>(pool_.get(), [pool = pool_, block](void*) {
-            pool->give_back(block);
-          })};
+  return {
+      pool_->at(place, rank()),
+      std::shared_ptr<void>(pool_.get(), [pool = pool_, block](void*) { pool->give_back(block); })};
 }
 
 std::uint32_t ShmTransport::reserve_block(std::size_t bytes, std::size_t slice) {
@@ -276,8 +275,7 @@ std::uint32_t ShmTransport::reserve_block(std::size_t bytes, std::size_t slice) 
   } catch (const OutOfMemory& error) {
     trouble = error.what();
   }
-  member_->slot(rank()).failed_allocation.store(trouble.empty() ? 0 : 1,
-                                                std::memory_order_relaxed);
+  member_->slot(rank()).failed_allocation.store(trouble.empty() ? 0 : 1, std::memory_order_relaxed);
   finish();
   std::string failed;
   for (int r = 0; r < size(); ++r) {
@@ -288,8 +286,8 @@ std::uint32_t ShmTransport::reserve_block(std::size_t bytes, std::size_t slice) 
   if (segment) segment->close_file();
   check<OutOfMemory>(failed.empty(), "[allocate] no ", bytes,
                      " bytes of symmetric memory for each of ", size(), " ranks; rank ", failed,
-                     " failed", trouble.empty() ? "" : ": ", trouble, " (rank ", rank(), ", group '",
-                     member_->group(), "')");
+                     " failed", trouble.empty() ? "" : ": ", trouble, " (rank ", rank(),
+                     ", group '", member_->group(), "')");
   segment->prefault();
   return pool_->add(std::move(segment), slice);
 }

@@ -25,7 +25,8 @@ void fill_random(void* data, std::size_t bytes) {
 socklen_t set_name(sockaddr_un& address, const std::string& name) {
   address = {};
   address.sun_family = AF_UNIX;
-  std::memcpy(address.sun_path + 1, name.data(), std::min(name.size(), sizeof(address.sun_path) - 1));
+  std::memcpy(address.sun_path + 1, name.data(),
+              std::min(name.size(), sizeof(address.sun_path) - 1));
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
@@ -90,7 +91,8 @@ Descriptor listen_abstract(std::string& name) {
   name = "cohort-" + to_hex(random_nonce());
   sockaddr_un address;
   const socklen_t length = set_name(address, name);
-  check<Error>(listener && bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) == 0 &&
+  check<Error>(listener &&
+                   bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) == 0 &&
                    listen(listener.get(), SOMAXCONN) == 0,
                "[shared memory] no local socket: ", std::generic_category().message(errno));
   return listener;
@@ -98,8 +100,8 @@ Descriptor listen_abstract(std::string& name) {
 
 std::optional<Descriptor> connect_abstract(const std::string& name) {
   Descriptor socket(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  check<Error>(static_cast<bool>(socket), "[shared memory] no local socket: ",
-               std::generic_category().message(errno));
+  check<Error>(static_cast<bool>(socket),
+               "[shared memory] no local socket: ", std::generic_category().message(errno));
   sockaddr_un address;
   if (name.size() + 1 > sizeof(address.sun_path)) return std::nullopt;
   const socklen_t length = set_name(address, name);

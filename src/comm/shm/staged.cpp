@@ -40,16 +40,16 @@ std::uint64_t hash_counts(std::span<const std::int64_t> counts) {
 }  // namespace
 
 std::byte* ShmTransport::slot(int rank, std::uint64_t piece) const {
-  return member_->layout().staging(member_->base(), rank,
-                                   static_cast<int>(piece % kStagingSlots));
+  return member_->layout().staging(member_->base(), rank, static_cast<int>(piece % kStagingSlots));
 }
 
 std::int64_t ShmTransport::window_bytes() const {
   return static_cast<std::int64_t>(member_->layout().slot_bytes()) / size() / 64 * 64;
 }
 
-// Pieces that need one step each; the first has been put and agreed on. A slot is filled again three
-// pieces later: by then every rank has been seen to come to the piece after it, and so has taken it.
+// Pieces that need one step each; the first has been put and agreed on. A slot is filled again
+// three pieces later: by then every rank has been seen to come to the piece after it, and so has
+// taken it.
 template <typename Put, typename Take>
 void ShmTransport::staged(std::int64_t pieces, Put put, Take take) {
   for (std::int64_t p = 0; p < pieces; ++p) {

@@ -43,9 +43,10 @@ void all_reduce_loop(const Group& group, const Tensor& tensor) {
 }
 
 void reduce_scatter_loop(const Group& group) {
-  const Tensor gradients = ones(kLarge);
-  const Tensor shard = Tensor::empty({kLarge / group->size()});
-  const Tensor gathered[] = {Tensor::empty({kLarge}), Tensor::empty({kLarge})};
+  const std::int64_t part = kLarge / group->size();
+  const Tensor gradients = ones(part * group->size());
+  const Tensor shard = Tensor::empty({part});
+  const Tensor gathered[] = {Tensor::empty(gradients.shape()), Tensor::empty(gradients.shape())};
   int next = 0;
   loop([&] {
     const comm::Work reduced = group->reduce_scatter(shard, gradients);
@@ -92,7 +93,8 @@ void little_memory(const Group& group) {
 
 void forks_and_loops(const Group& group) {
   if (fork() == 0) {
-    // Holds copies of all sockets until it is killed with its output's reader.
+    // Holds copies of all sockets for longer than the others may take to notice.
+    alarm(7);
     for (;;) pause();
   }
   all_reduce_loop(group, ones(kLarge));
