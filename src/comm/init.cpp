@@ -60,9 +60,8 @@ std::shared_ptr<ProcessGroup> init_from_env(const InitOptions& options) {
   auto transport = shm::make_shm_transport(std::move(link), env.rank, env.world_size, "world",
                                            options.timeout);
   auto group = make_process_group(std::move(transport), "world", options.timeout);
-  // The store may be rank 0's own, and goes with it: nobody needs it once all have met.
+  // The store may be rank 0's own and go with it: nobody needs it any more once all have met.
   group->barrier().synchronize();
-  store->goodbye();
   return group;
 }
 

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "backend/cpu/simd.h"
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "comm/reduce_float.cpp"
 #include <hwy/foreach_target.h>  // compiles this file once per instruction set
@@ -51,7 +53,7 @@ struct BF16 {
     return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(wide, hn::LoadU(narrow, from))));
   }
   template <class D>
-  static HWY_INLINE void store(D d, hn::Vec<D> value, Item* to) {
+  static HWY_INLINE void store(D, hn::Vec<D> value, Item* to) {
     const hn::Rebind<std::uint16_t, D> narrow;
     const hn::RebindToUnsigned<D> wide;
     const auto word = hn::BitCast(wide, value);

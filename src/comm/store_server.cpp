@@ -1,4 +1,5 @@
 #include <netinet/in.h>
+#include <signal.h>
 #include <sys/socket.h>
 
 #include <asio.hpp>
@@ -39,7 +40,13 @@ class StoreServer::Impl final : public StoreSessionHost {
     protocol_ = listener.ipv6 ? asio::ip::tcp::v6() : asio::ip::tcp::v4();
     acceptor_.assign(protocol_, listener.fd.release());
     accept();
+    // The process's signals are for its own threads.
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     thread_ = std::thread([this] { io_.run(); });
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
   ~Impl() {

@@ -133,16 +133,15 @@ class CachingAllocator final : public Allocator {
     if (found == cached_.end() || found->second.empty()) return nullptr;
     void* data = found->second.back();
     found->second.pop_back();
-    cached_bytes_ -= capacity;
     return data;
   }
 
   void* reserve(std::size_t capacity, std::size_t counted) {
-    // The cache may hold as much as is live at the peak; a program whose sizes change every step
-    // must not collect blocks that it never asks for again.
-    const auto wanted = static_cast<std::size_t>(
-        std::max(stats_.peak_total, stats_.live_total + static_cast<std::int64_t>(counted)));
-    if (cached_bytes_ > wanted) drop_cached();
+    // Twice the peak of what is live (and the slack of an eighth) is the most that is held: a
+    // program whose sizes change every step must not collect blocks it never asks for again.
+    const std::int64_t live = stats_.live_total + static_cast<std::int64_t>(counted);
+    const std::int64_t bound = std::max(stats_.peak_total, live) / 4 * 9;
+    if (stats_.reserved + static_cast<std::int64_t>(capacity) > bound) drop_cached();
     void* data = source_->reserve(capacity);
     if (!data) {
       drop_cached();
@@ -160,7 +159,6 @@ class CachingAllocator final : public Allocator {
       return;
     }
     cached_[{block.stream, block.capacity}].push_back(block.data);
-    cached_bytes_ += block.capacity;
   }
 
   void drop_cached() {
@@ -169,7 +167,6 @@ class CachingAllocator final : public Allocator {
       stats_.reserved -= static_cast<std::int64_t>(key.capacity * blocks.size());
     }
     cached_.clear();
-    cached_bytes_ = 0;
   }
 
   void collect_pending() {
@@ -194,7 +191,6 @@ class CachingAllocator final : public Allocator {
   MemoryStats stats_;
   std::int64_t limit_ = 0;
   std::unordered_map<CacheKey, std::vector<void*>, CacheKeyHash> cached_;
-  std::size_t cached_bytes_ = 0;
   std::vector<std::pair<Block, std::vector<Event>>> pending_;
 };
 

@@ -93,16 +93,18 @@ class Queue {
       if (entries_.empty()) return;
       Entry entry = std::move(entries_.front());
       entries_.pop_front();
-      std::exception_ptr error = error_;
+      const std::exception_ptr error = error_;
       lock.unlock();
+      std::exception_ptr fresh;
       if (entry.mark) {
         entry.mark->complete(error);
       } else if (!error) {
-        error = run_one(entry);
+        fresh = run_one(entry);
       }
       entry = Entry{};  // what the task owned goes before the next one starts
       lock.lock();
-      if (error && !error_) error_ = error;
+      // Only an error of this task: the one before may have been taken meanwhile.
+      if (fresh) error_ = fresh;
     }
   }
 

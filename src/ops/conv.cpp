@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "cohort/ops/shape.h"
-#include "ops/support.h"
+#include "ops/arguments.h"
 
 namespace cohort {
 namespace {
@@ -11,7 +11,7 @@ namespace {
 using backend::ConvSpec;
 using backend::GradView;
 using backend::WindowSpec;
-using namespace ops;  // NOLINT(google-build-using-namespace)
+using namespace op;  // NOLINT(google-build-using-namespace)
 
 // Outputs along one dimension.
 std::int64_t output_size(const char* operation, const Shape& image, int dim, std::int64_t kernel,

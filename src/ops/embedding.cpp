@@ -1,12 +1,12 @@
 #include "cohort/ops/embedding.h"
 
 #include "cohort/ops/shape.h"
-#include "ops/support.h"
+#include "ops/arguments.h"
 
 namespace cohort {
 namespace {
 
-using namespace ops;  // NOLINT(google-build-using-namespace)
+using namespace op;  // NOLINT(google-build-using-namespace)
 
 class EmbeddingBackward final : public Node {
  public:

@@ -3,14 +3,14 @@
 #include "cohort/ops/elementwise.h"
 #include "cohort/ops/reduce.h"
 #include "cohort/ops/shape.h"
-#include "ops/support.h"
+#include "ops/arguments.h"
 
 namespace cohort {
 namespace {
 
 using backend::CrossEntropySpec;
 using backend::View;
-using namespace ops;  // NOLINT(google-build-using-namespace)
+using namespace op;  // NOLINT(google-build-using-namespace)
 
 // A contiguous tensor [.., classes] as [rows, classes].
 View as_rows(const Tensor& a) {

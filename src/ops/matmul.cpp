@@ -2,23 +2,21 @@
 
 #include <utility>
 
-#include "backend/backend.h"
-#include "cohort/autograd/node.h"
-#include "cohort/core/context.h"
 #include "cohort/ops/reduce.h"
 #include "cohort/ops/shape.h"
+#include "ops/arguments.h"
 
 namespace cohort {
 namespace {
 
 using backend::View;
-
-const Stream& stream_of(const Tensor& tensor) {
-  return Context::current().stream(tensor.device());
-}
+using op::check_alike;
+using op::check_floating;
+using op::optional_view;
+using op::stream_of;
 
 const backend::MatmulKernels& kernels(const Tensor& tensor) {
-  return backend::backend_for(tensor.device().type).matmul();
+  return op::backend_of(tensor).matmul();
 }
 
 // `a` itself where a GEMM can read it in place, else a row-major copy; without a graph.
@@ -47,14 +45,6 @@ View with_batch(const View& view, const Shape& shape) {
   }
   result.numel = result.shape.product();
   return result;
-}
-
-void check_operands(const char* operation, const Tensor& a, const Tensor& b) {
-  check<DTypeError>(is_floating(a.dtype()) && a.dtype() == b.dtype(), "[", operation,
-                    "] needs tensors of one floating dtype, got ", a.dtype(), " and ", b.dtype(),
-                    "; convert one with to(dtype)");
-  check(a.device() == b.device(), "[", operation, "] tensors on ", a.device(), " and ", b.device(),
-        "; bring one over with to(device)");
 }
 
 // out = a b over out's leading dimensions, plus out when `accumulate`.
@@ -154,7 +144,8 @@ class LinearBackward final : public Node {
 }  // namespace
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
-  check_operands("matmul", a, b);
+  check_floating("matmul", a);
+  check_alike("matmul", a, b);
   check<ShapeError>(a.rank() >= 2 && b.rank() >= 2 && a.size(-1) == b.size(-2), "[matmul] shapes ",
                     a.shape(), " and ", b.shape(), " do not fit: needs [.., m, k] and [.., k, n]");
   if (b.rank() == 2 && a.rank() > 2 && a.is_contiguous() && a.numel() > 0) {
@@ -179,12 +170,13 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  check_operands("linear", x, weight);
+  check_floating("linear", x);
+  check_alike("linear", x, weight);
   check<ShapeError>(x.rank() >= 1 && weight.rank() == 2 && x.size(-1) == weight.size(1),
                     "[linear] shapes ", x.shape(), " and ", weight.shape(),
                     " do not fit: needs x [.., in] and weight [out, in]");
   if (bias.defined()) {
-    check_operands("linear", x, bias);
+    check_alike("linear", x, bias);
     check<ShapeError>(bias.shape() == Shape{weight.size(0)}, "[linear] bias ", bias.shape(),
                       " does not fit weight ", weight.shape());
   }
@@ -194,7 +186,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   const Tensor input = as_rows(x);
   const Tensor dense_bias = bias.defined() ? contiguous(bias.detach()) : Tensor();
   kernels(x).linear(stream_of(x), reshape(out, {input.size(0), weight.size(0)}), input,
-                    gemm_operand(weight), dense_bias.defined() ? View(dense_bias) : View());
+                    gemm_operand(weight), optional_view(dense_bias));
   if (recording(x, weight, bias)) {
     connect(out, make_intrusive<LinearBackward>(x, weight), x, weight, bias);
   }

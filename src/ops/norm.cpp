@@ -1,14 +1,14 @@
 #include "cohort/ops/norm.h"
 
 #include "cohort/ops/shape.h"
-#include "ops/support.h"
+#include "ops/arguments.h"
 
 namespace cohort {
 namespace {
 
 using backend::GradView;
 using backend::View;
-using namespace ops;  // NOLINT(google-build-using-namespace)
+using namespace op;  // NOLINT(google-build-using-namespace)
 
 View reshaped(View view, const Shape& shape) {
   view.shape = shape;

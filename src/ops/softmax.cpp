@@ -1,13 +1,13 @@
 #include "cohort/ops/softmax.h"
 
 #include "cohort/ops/shape.h"
-#include "ops/support.h"
+#include "ops/arguments.h"
 
 namespace cohort {
 namespace {
 
 using backend::View;
-using namespace ops;  // NOLINT(google-build-using-namespace)
+using namespace op;  // NOLINT(google-build-using-namespace)
 
 // A contiguous tensor as [outer, n, inner] around dimension `dim`.
 View around(const Tensor& a, int dim) {

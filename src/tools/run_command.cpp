@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -98,6 +99,17 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
+// Ranks on other nodes may need the store a little longer than ours: it stays until they have left,
+// for the grace time at most, or until a signal.
+void linger(const comm::StoreServer& server, const RunOptions& options, int signals) {
+  const Deadline deadline = Deadline::after(options.grace());
+  while (server.stats().authenticated > 0 && !deadline.passed()) {
+    // The server tells nobody when a client leaves, so look again from time to time.
+    const auto slice = Deadline::after(Milliseconds(20)).sooner(deadline);
+    if (comm::poll_for(signals, POLLIN, slice)) return;
+  }
+}
+
 int run(RunOptions options) {
   validate(options);
   int not_found = 0;
@@ -130,7 +142,9 @@ int run(RunOptions options) {
   Keeper keeper(plan);
   if (options.node_rank == 0) server.emplace(server_options(options, plan));
   const auto port = server ? server->port() : static_cast<std::uint16_t>(options.master_port);
-  return Supervisor(options, keeper, output, signals.get()).run(port);
+  const int code = Supervisor(options, keeper, output, signals.get()).run(port);
+  if (server && options.nodes > 1) linger(*server, options, signals.get());
+  return code;
 }
 
 }  // namespace

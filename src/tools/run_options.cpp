@@ -51,7 +51,8 @@ void validate(const RunOptions& options) {
           "[run] --nnodes needs --master-addr, the address of node rank 0");
     check(options.master_port != 0,
           "[run] --nnodes needs --master-port, a free port of node rank 0");
-    check(std::getenv("COHORT_JOB_SECRET") != nullptr,
+    const char* secret = std::getenv("COHORT_JOB_SECRET");
+    check(secret && *secret,
           "[run] --nnodes needs COHORT_JOB_SECRET, one random value on all nodes, so that they "
           "recognise each other");
   }

@@ -249,7 +249,8 @@ TEST(Grad, ReturnsDerivativesAndLeavesTheLeavesAlone) {
 TEST(Backward, MayRunInsideAHookOfAnother) {
   const Tensor a = leaf({2});
   const Tensor b = leaf({3});
-  register_post_accumulate_grad_hook(b, [&](const Tensor&) { (a * 100.0).backward(); });
+  const Tensor inner = a * 100.0;
+  register_post_accumulate_grad_hook(b, [&](const Tensor&) { inner.backward(); });
   (a * b).backward();
   EXPECT_EQ(grad_of(a), (Values{103}));
   EXPECT_EQ(grad_of(b), (Values{2}));

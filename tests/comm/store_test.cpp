@@ -30,14 +30,14 @@ class MemoryJob final : public Job {
   std::shared_ptr<Store> client() override { return root_.connect(); }
 
  private:
-  MemoryStore root_{20s};
+  MemoryStore root_{60s};
 };
 
 class TcpJob final : public Job {
  public:
   std::shared_ptr<Store> client() override {
     return std::make_shared<TcpStore>(
-        TcpStoreOptions{.port = server_.port(), .credentials = {"job", "secret"}, .timeout = 20s});
+        TcpStoreOptions{.port = server_.port(), .credentials = {"job", "secret"}, .timeout = 60s});
   }
 
  private:

@@ -324,12 +324,16 @@ TEST_P(Run, SurvivorsHaveTimeToRaiseTheirOwnErrors) {
 }
 
 TEST_P(Run, StubbornSurvivorsAreKilledWhenTheGraceTimeIsOver) {
-  Job job(sh({"-n", "2", "--grace", "0.6"},
-             "[ $RANK = 1 ] && exit 7; trap 'echo asked' TERM; while :; do sleep 0.05; done"));
+  const fs::path ready = fs::temp_directory_path() / str("cohort_run_ready_", ::getpid());
+  Job job(sh({"-n", "2", "--grace", "3"},
+             "if [ $RANK = 1 ]; then while [ ! -e $READY ]; do sleep 0.02; done; exit 7; fi;"
+             "trap 'echo asked' TERM; touch $READY; while :; do sleep 0.05; done"),
+          {str("READY=", ready.string())});
   EXPECT_EQ(job.wait(), 7);
   EXPECT_THAT(job.process().out(), HasSubstr("[0] asked"));  // SIGTERM comes first
   EXPECT_THAT(job.process().err(), HasSubstr("grace time is over"));
   EXPECT_TRUE(job.nothing_left());
+  fs::remove(ready);
 }
 
 TEST_P(Run, AStoppedSurvivorIsKilledToo) {
@@ -498,7 +502,7 @@ TEST(RunNodes, TwoLaunchersMakeOneJob) {
   std::uint16_t port = 0;
   { port = comm::StoreServer({}).port(); }
   Job second(node(1, port, {kRank, "join"}), {"COHORT_JOB_SECRET=shared"});
-  Job first(node(0, port, {"sh", "-c", kRank + " join; sleep 0.5"}), {"COHORT_JOB_SECRET=shared"});
+  Job first(node(0, port, {kRank, "join"}), {"COHORT_JOB_SECRET=shared"});
   EXPECT_EQ(second.wait(), 0) << second.process().err();
   EXPECT_EQ(first.wait(), 0) << first.process().err();
   EXPECT_THAT(first.process().out(),

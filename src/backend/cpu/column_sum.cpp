@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "backend/cpu/simd.h"
+#include "backend/cpu/vector_targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/column_sum.cpp"

@@ -18,11 +18,6 @@ namespace {
 using dnnl::memory;
 using Tag = memory::format_tag;
 
-const dnnl::engine& cpu_engine() {
-  static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
-  return engine;
-}
-
 memory::desc f32_desc(const memory::dims& dims, Tag tag) {
   return {dims, memory::data_type::f32, tag};
 }

@@ -12,9 +12,15 @@ namespace {
 using Int = std::int64_t;
 using Word = std::uint64_t;
 
+// A number of ScalarParams, whole or infinite.
+Int whole(double value) {
+  if (value >= 0x1p63) return std::numeric_limits<Int>::max();
+  return value > -0x1p63 ? static_cast<Int>(value) : std::numeric_limits<Int>::min();
+}
+
 template <int N, class F>
 void map(Int* out, const Operand<Int>* in, std::size_t count, ScalarParams params) {
-  const Int p = static_cast<Int>(params.p);
+  const Int p = whole(params.p);
   const auto at = [&](int k, std::size_t i) {
     return in[k].data[static_cast<Int>(i) * in[k].step];
   };
@@ -56,8 +62,8 @@ Int power(Int base, Int exponent) {
 }
 
 void clamp(Int* out, const Operand<Int>* in, std::size_t count, ScalarParams params) {
-  const Int low = static_cast<Int>(params.p);
-  const Int high = static_cast<Int>(params.q);
+  const Int low = whole(params.p);
+  const Int high = whole(params.q);
   for (std::size_t i = 0; i < count; ++i) {
     const Int x = in[0].data[static_cast<Int>(i) * in[0].step];
     out[i] = x < low ? low : (x > high ? high : x);

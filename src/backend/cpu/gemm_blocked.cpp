@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "backend/cpu/gemm.h"
-#include "backend/cpu/simd.h"
+#include "backend/cpu/vector_targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/gemm_blocked.cpp"

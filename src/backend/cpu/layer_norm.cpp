@@ -4,7 +4,7 @@
 
 #include "backend/cpu/floating.h"
 #include "backend/cpu/norm.h"
-#include "backend/cpu/simd.h"
+#include "backend/cpu/vector_targets.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backend/cpu/layer_norm.cpp"

@@ -2,7 +2,7 @@
 
 #include "backend/cpu/floating.h"
 #include "backend/cpu/index.h"
-#include "backend/cpu/simd.h"
+#include "backend/cpu/vector_targets.h"
 #include "cohort/core/error.h"
 
 #undef HWY_TARGET_INCLUDE

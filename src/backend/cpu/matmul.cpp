@@ -49,16 +49,10 @@ Gemm make_gemm(const View& out, const View& a, const View& b, bool accumulate) {
 // c = op(a) op(b) + bias in every row (null: none), plus c when asked; f32 and f64.
 template <typename T>
 void multiply(Gemm g, const T* a, const T* b, const T* bias, T* c) {
-  if (bias != nullptr) {
-    // The rows start as the bias: reading c once is cheaper than a pass of its own afterwards.
-    for (std::int64_t i = 0; i < g.m; ++i) std::copy_n(bias, g.n, c + i * g.ldc);
-    g.accumulate = true;
-  }
-  if (g.k > 0) {
-    gemm(g, a, b, c);
-  } else if (!g.accumulate) {
-    for (std::int64_t i = 0; i < g.m; ++i) std::fill_n(c + i * g.ldc, g.n, T{0});
-  }
+  if (g.k > 0) return gemm(g, a, b, c, bias);
+  // No library need know what an empty sum is.
+  g = start_from_bias(g, bias, c);
+  for (std::int64_t i = 0; i < g.m && !g.accumulate; ++i) std::fill_n(c + i * g.ldc, g.n, T{0});
 }
 
 // `rows` stored rows of `columns` elements as compact floats.

@@ -1,6 +1,11 @@
 #pragma once
 
+#include <oneapi/dnnl/dnnl.hpp>
+
 namespace cohort::backend::cpu {
+
+// The engine of all calls; immutable.
+const dnnl::engine& cpu_engine();
 
 // Keeps oneDNN to one thread while it lives, unless OMP_NUM_THREADS is set. OpenMP's number of
 // threads belongs to the calling thread, so each call sets it and puts it back (8 ns): whichever

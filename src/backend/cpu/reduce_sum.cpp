@@ -89,7 +89,7 @@ void for_each_index(const Groups::List& list, int from, F&& fn) {
     fn(in, out);
     int d = from;
     for (;; ++d) {
-      if (d == list.count) return;
+      if (d >= list.count) return;
       const auto at = static_cast<std::size_t>(d);
       if (++index[at] < list.size[at]) {
         in += list.in[at];

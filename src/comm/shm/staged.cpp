@@ -174,7 +174,7 @@ std::int64_t ShmTransport::all_gather(const Call& call, void* out, const void* i
   staged(pieces_of(parts.largest(), piece), put, [&](std::int64_t p) {
     for (int r = 0; r < size(); ++r) {
       std::byte* target = static_cast<std::byte*>(out) + parts.offset(r);
-      if (target == in) continue;  // in place
+      if (r == rank() && target == in) continue;  // in place
       const std::int64_t bytes = piece_length(parts.bytes(r), p, piece);
       copy_bytes(target + p * piece, slot(r), bytes);
       moved += bytes;

@@ -1,20 +1,10 @@
 #pragma once
 
-// What the operations' files share.
+// Checks of what operations are given.
 
-#include "backend/backend.h"
-#include "cohort/autograd/node.h"
-#include "cohort/core/context.h"
+#include "ops/op.h"
 
-namespace cohort::ops {
-
-inline const Stream& stream_of(const Tensor& tensor) {
-  return Context::current().stream(tensor.device());
-}
-
-inline const backend::Backend& backend_of(const Tensor& tensor) {
-  return backend::backend_for(tensor.device().type);
-}
+namespace cohort::op {
 
 inline void check_floating(const char* operation, const Tensor& a) {
   check<DTypeError>(is_floating(a.dtype()), "[", operation, "] needs a floating tensor, got ",
@@ -34,4 +24,4 @@ inline backend::View optional_view(const Tensor& tensor) {
   return tensor.defined() ? backend::View(tensor) : backend::View();
 }
 
-}  // namespace cohort::ops
+}  // namespace cohort::op

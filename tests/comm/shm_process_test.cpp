@@ -1,0 +1,219 @@
+// Ranks that are processes: they find each other, and survive the death, the stop, the error and the
+// confusion of one of them as the list of faults demands (its rows are named at the tests).
+
+#include <gmock/gmock.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cohort/comm/init.h"
+#include "cohort/comm/store.h"
+#include "support/child_process.h"
+
+namespace cohort::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+// Generous for a loaded machine; what is promised is 5 seconds.
+constexpr Milliseconds kPromptly{5'000};
+constexpr Milliseconds kStart{30'000};
+
+// Lines of /proc/net/unix with this library's sockets, and names of shared memory objects.
+std::vector<std::string> leftovers() {
+  std::vector<std::string> found;
+  std::ifstream sockets("/proc/net/unix");
+  for (std::string line; std::getline(sockets, line);) {
+    if (line.find("@cohort-") != std::string::npos) found.push_back(line);
+  }
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
+    if (entry.path().filename().string().find("cohort") != std::string::npos) {
+      found.push_back(entry.path());
+    }
+  }
+  return found;
+}
+
+// Some ranks of comm_child, started as a launcher would, with the store in this process.
+class Job {
+ public:
+  Job(int size, const std::string& mode, Milliseconds timeout = Milliseconds(60'000)) {
+    for (int rank = 0; rank < size; ++rank) {
+      ranks_.push_back(std::make_unique<ChildProcess>(
+          std::vector<std::string>{COHORT_TEST_BIN "/comm_child", mode,
+                                   std::to_string(timeout.count())},
+          std::vector<std::string>{
+              "RANK=" + std::to_string(rank), "WORLD_SIZE=" + std::to_string(size),
+              "LOCAL_RANK=" + std::to_string(rank), "LOCAL_WORLD_SIZE=" + std::to_string(size),
+              "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + std::to_string(server_.port()),
+              "COHORT_STORE_HOSTED=1", "TORCHELASTIC_RUN_ID=process-test",
+              "COHORT_JOB_SECRET=secret"}));
+    }
+  }
+  ~Job() {
+    ranks_.clear();
+    EXPECT_TRUE(eventually([] { return leftovers().empty(); }, kPromptly));
+  }
+
+  ChildProcess& operator[](std::size_t rank) { return *ranks_[rank]; }
+  std::size_t size() const { return ranks_.size(); }
+  void wait_until_running() {
+    for (const auto& rank : ranks_) {
+      ASSERT_TRUE(rank->wait_for("running", kStart)) << rank->out() << rank->err();
+    }
+  }
+  // The exit code of `rank`, and what it said is then in err().
+  std::optional<int> code(std::size_t rank, Milliseconds timeout = kPromptly) {
+    const auto code = ranks_[rank]->wait(timeout);
+    ranks_[rank]->wait_for_end_of_output(Milliseconds(1'000));
+    return code;
+  }
+
+ private:
+  comm::StoreServer server_{{.credentials = {"process-test", "secret"}}};
+  std::vector<std::unique_ptr<ChildProcess>> ranks_;
+};
+
+TEST(Processes, FindEachOtherAndShareMemory) {
+  Job job(3, "once");
+  for (std::size_t rank = 0; rank < job.size(); ++rank) {
+    EXPECT_EQ(job.code(rank, kStart), 0) << job[rank].err();
+    EXPECT_THAT(job[rank].out(), HasSubstr(str("rank ", rank, " of 3 backend shm sum 6 subsequence ",
+                                               rank + 1)));
+  }
+}
+
+// Row 1.
+class Killed : public testing::TestWithParam<const char*> {};
+
+TEST_P(Killed, RankIsNamedByAllOthersWithinSeconds) {
+  Job job(3, GetParam());
+  job.wait_until_running();
+  job[1].signal(SIGKILL);
+  for (const std::size_t rank : {0u, 2u}) {
+    EXPECT_EQ(job.code(rank), comm::kExitPeer) << job[rank].err();
+    EXPECT_THAT(job[rank].err(), HasSubstr("rank 1 died"));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(While, Killed, testing::Values("symmetric", "ordinary", "reduce_scatter"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(Killed, IsNoticedAlsoWhenAChildOfTheRankKeepsItsSocketsOpen) {
+  Job job(2, "fork");
+  job.wait_until_running();
+  job[1].signal(SIGKILL);
+  EXPECT_EQ(job[0].wait(kPromptly), comm::kExitPeer);
+}
+
+TEST(Killed, WhileAnotherRankComputesIsStillNamed) {
+  Job job(3, "wait");
+  job.wait_until_running();
+  // Rank 0 waits for rank 1, which does nothing; the dead one is rank 2.
+  job[2].signal(SIGKILL);
+  EXPECT_EQ(job.code(0), comm::kExitPeer);
+  EXPECT_THAT(job[0].err(), HasSubstr("rank 2 died"));
+}
+
+// Row 2.
+TEST(Stopped, ForAWhileIsTolerated) {
+  Job job(2, "symmetric");
+  job.wait_until_running();
+  job[1].signal(SIGSTOP);
+  EXPECT_EQ(job[0].wait(Milliseconds(3'000)), std::nullopt);
+  job[1].signal(SIGCONT);
+  EXPECT_EQ(job[0].wait(Milliseconds(500)), std::nullopt);
+  EXPECT_EQ(job[1].wait(Milliseconds(1)), std::nullopt);
+}
+
+TEST(Stopped, ForEverMissesTheDeadlineAndIsNamedAndSeesItWhenItResumes) {
+  Job job(2, "symmetric", Milliseconds(2'000));
+  job.wait_until_running();
+  job[1].signal(SIGSTOP);
+  EXPECT_EQ(job.code(0, Milliseconds(8'000)), comm::kExitTimeout);
+  EXPECT_THAT(job[0].err(), AllOf(HasSubstr("rank 1 was missing after 2000 ms"),
+                                  HasSubstr("all_reduce(mean) of 4194304 f32")));
+  job[1].signal(SIGCONT);
+  EXPECT_EQ(job.code(1), comm::kExitTimeout);
+  EXPECT_THAT(job[1].err(), HasSubstr("rank 1 was missing after 2000 ms"));
+}
+
+// Rows 3 and 4.
+struct Confusion {
+  const char* mode;
+  int code;
+  const char* says;
+};
+class Confused : public testing::TestWithParam<Confusion> {};
+
+TEST_P(Confused, RanksAllEndNamingWhoDidWhat) {
+  Job job(2, GetParam().mode);
+  for (std::size_t rank = 0; rank < job.size(); ++rank) {
+    const auto code = job.code(rank, kStart);
+    // The rank that issued too little has nothing to wait for, and may end well.
+    if (rank == 0 && std::string(GetParam().mode) == "extra") {
+      EXPECT_EQ(code, 0);
+      continue;
+    }
+    EXPECT_EQ(code, GetParam().code) << job[rank].err();
+    EXPECT_THAT(job[rank].err(), HasSubstr(GetParam().says));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    By, Confused,
+    testing::Values(
+        Confusion{"skip", comm::kExitMismatch,
+                  "rank 0 called all_reduce(sum) of 10 f32; rank 1 called all_reduce(sum) of 20"},
+        Confusion{"extra", comm::kExitPeer, "rank 0 left the group"},
+        Confusion{"numel", comm::kExitMismatch, "rank 1 called all_reduce(sum) of 11 f32"},
+        Confusion{"dtype", comm::kExitMismatch, "rank 1 called all_reduce(sum) of 10 f64"},
+        Confusion{"crossed", comm::kExitMismatch, "two groups in different orders"}),
+    [](const auto& info) { return std::string(info.param.mode); });
+
+// Row 5, the loader's half.
+TEST(Throwing, RankTellsTheOthersItsText) {
+  Job job(3, "throw");
+  EXPECT_EQ(job.code(1, kStart), comm::kExitError);
+  EXPECT_THAT(job[1].err(), HasSubstr("[rank 1] error: the loader of rank 1 is empty"));
+  for (const std::size_t rank : {0u, 2u}) {
+    EXPECT_EQ(job.code(rank), comm::kExitPeer);
+    EXPECT_THAT(job[rank].err(), HasSubstr("rank 1 failed: the loader of rank 1 is empty"));
+  }
+}
+
+// Row 10.
+TEST(LittleMemory, OnOneRankIsAnErrorOnAllAndTheGroupGoesOn) {
+  Job job(2, "memory");
+  for (std::size_t rank = 0; rank < job.size(); ++rank) {
+    EXPECT_EQ(job.code(rank, kStart), 0) << job[rank].err();
+    EXPECT_THAT(job[rank].out(), AllOf(HasSubstr("refused: [allocate]"), HasSubstr("rank 1 failed"),
+                                       HasSubstr("sum 2")));
+  }
+}
+
+// Row 18, seen from the peers.
+TEST(Leaving, EarlyWithExitZeroIsAnErrorForTheOthers) {
+  Job job(2, "leave");
+  EXPECT_EQ(job.code(1, kStart), 0);
+  EXPECT_EQ(job.code(0), comm::kExitPeer);
+  EXPECT_THAT(job[0].err(), HasSubstr("rank 1 left the group"));
+}
+
+// Row 14. What is left after a job that died at once is nothing; the destructor of Job looks.
+TEST(DeadJob, LeavesNoSegmentAndNoSocket) {
+  Job job(2, "symmetric");
+  job.wait_until_running();
+  job[0].signal(SIGKILL);
+  job[1].signal(SIGKILL);
+  EXPECT_EQ(job.code(0), -SIGKILL);
+  EXPECT_EQ(job.code(1), -SIGKILL);
+}
+
+}  // namespace
+}  // namespace cohort::test
