@@ -28,6 +28,7 @@ bool lies_at(const Tensor& a, const Tensor& b, std::int64_t distance) {
 
 // The memory from the first element of `first` to the last of `last`, as one row.
 Tensor joined(const Tensor& first, const Tensor& last) {
+  if (first.is_same(last)) return first;
   const std::int64_t length = last.storage_offset() + last.numel() - first.storage_offset();
   return first.as_strided({length}, {1}, first.storage_offset());
 }

@@ -84,6 +84,17 @@ TEST_P(DataLoaderByPrefetch, ShufflesAnewInEachEpochUnlessToldWhich) {
   EXPECT_EQ(sampler->epoch(), 1);
 }
 
+TEST_P(DataLoaderByPrefetch, ShufflesBySeedWithoutASampler) {
+  const auto epoch = [&](std::uint64_t seed) {
+    DataLoader loader(numbers(30),
+                      {.batch_size = 30, .prefetch = prefetch(), .shuffle = true, .seed = seed});
+    return epoch_of(loader)[0];
+  };
+  EXPECT_EQ(epoch(1), epoch(1));
+  EXPECT_NE(epoch(1), epoch(2));
+  EXPECT_THAT(epoch(1), testing::UnorderedElementsAreArray(SequentialSampler(30).indices()));
+}
+
 TEST_P(DataLoaderByPrefetch, AnExceptionComesAfterTheBatchesBeforeIt) {
   auto dataset = std::make_shared<FunctionDataset>(6, [](std::int64_t i) {
     if (i == 3) throw std::out_of_range("sample 3 is bad");
@@ -212,6 +223,9 @@ TEST(DataLoader, WorksInlineUnderASeededScheduler) {
 TEST(DataLoader, RefusesImpossibleOptions) {
   EXPECT_THROW(DataLoader(numbers(3), {.batch_size = 0}), InvalidArgument);
   EXPECT_THROW(DataLoader(numbers(3), {.prefetch = -1}), InvalidArgument);
+  EXPECT_THROW(
+      DataLoader(numbers(3), {.shuffle = true, .sampler = std::make_shared<SequentialSampler>(3)}),
+      InvalidArgument);
   EXPECT_THROW(DataLoader(std::shared_ptr<TensorDataset>(), {}), InvalidArgument);
 }
 

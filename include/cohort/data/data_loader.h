@@ -24,7 +24,10 @@ struct DataLoaderOptions {
   // Batches that a background thread prepares ahead of the loop; 0 prepares each inside the loop,
   // as does a runtime with a seeded scheduler, whose streams know one thread.
   std::int64_t prefetch = 2;
-  // Which samples, in which order; null for all of them, in order.
+  // Without a sampler: all samples, in order or shuffled anew in each epoch from `seed`.
+  bool shuffle = false;
+  std::uint64_t seed = 0;
+  // Which samples, in which order; excludes `shuffle`.
   std::shared_ptr<Sampler> sampler = nullptr;
   // How long the loop waits for a batch before TimeoutError.
   Milliseconds timeout = kStreamTimeout;
@@ -69,7 +72,13 @@ class DataLoader {
     check(options_.batch_size > 0, "[DataLoader] batch_size is ", options_.batch_size,
           "; it must be positive");
     check(options_.prefetch >= 0, "[DataLoader] prefetch is ", options_.prefetch);
-    if (!options_.sampler) options_.sampler = std::make_shared<SequentialSampler>(dataset_->size());
+    check(!options_.shuffle || !options_.sampler,
+          "[DataLoader] shuffle and sampler exclude each other; let the sampler shuffle");
+    if (options_.shuffle) {
+      options_.sampler = std::make_shared<RandomSampler>(dataset_->size(), options_.seed);
+    } else if (!options_.sampler) {
+      options_.sampler = std::make_shared<SequentialSampler>(dataset_->size());
+    }
   }
   // One epoch under way; it owns all it needs.
   class Iterator {

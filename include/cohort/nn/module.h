@@ -115,14 +115,14 @@ class Module {
   // State that is not trained. Persistent buffers belong in checkpoints.
   Tensor register_buffer(std::string name, Tensor tensor, bool persistent = true);
   template <typename M>
-  Child<M> register_module(std::string name, std::shared_ptr<M> module) {
-    add_child(std::move(name), module);
+  Child<M> register_module(const std::string& name, std::shared_ptr<M> module) {
+    add_child(name, module);
     return Child<M>(std::move(module));
   }
   // Makes an M from `args` and registers it.
   template <typename M, typename... Args>
-  Child<M> make_module(std::string name, Args&&... args) {
-    return register_module(std::move(name), std::make_shared<M>(std::forward<Args>(args)...));
+  Child<M> make_module(const std::string& name, Args&&... args) {
+    return register_module(name, std::make_shared<M>(std::forward<Args>(args)...));
   }
 
   bool has_forward_hooks() const { return pre_hooks_ || post_hooks_; }

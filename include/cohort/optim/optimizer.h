@@ -76,7 +76,8 @@ class Optimizer {
  protected:
   Optimizer() = default;
 
-  // Neighbouring parameters as one flat tensor [n], likewise their gradients and states.
+  // Neighbouring parameters as one contiguous tensor [n] (a lone one in its own shape), likewise
+  // their gradients and states.
   struct Range {
     Tensor param;
     Tensor grad;
