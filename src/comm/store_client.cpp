@@ -95,11 +95,10 @@ bool StoreConnection::receive_exactly(int fd, std::string& bytes, std::size_t si
     const auto got = ::recv(fd, buffer.data(), std::min(buffer.size(), size - bytes.size()), 0);
     if (got > 0) {
       bytes.append(buffer.data(), static_cast<std::size_t>(got));
-    } else if (got == 0 || !(would_block(errno) || errno == EINTR)) {
-      return false;
-    } else if (!poll_for(fd, POLLIN, deadline)) {
-      return false;
+      continue;
     }
+    const bool closed = got == 0 || !(would_block(errno) || errno == EINTR);
+    if (closed || !poll_for(fd, POLLIN, deadline)) return false;
   }
   return true;
 }

@@ -45,6 +45,13 @@ class Job {
       : mark_(str("COHORT_TEST_MARK=", ::getpid(), ".", ++count)),
         process_(with_cohort(std::move(args)), with_mark(std::move(environment), mark_)) {}
 
+  // What a failed test leaves behind must not disturb the next one.
+  ~Job() {
+    for (const pid_t pid : alive()) ::kill(pid, SIGKILL);
+  }
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
   ChildProcess& process() { return process_; }
   // The launcher's exit code once it has ended; -1000 when it did not.
   int wait() { return process_.wait(kSoon).value_or(-1000); }
