@@ -85,6 +85,11 @@ void queue_callback(std::function<void()> callback,
   task->callbacks.push_back({std::move(callback), std::move(on_error)});
 }
 
+bool backward_is_accumulating() {
+  const GraphTask* task = Context::current().graph_task;
+  return task != nullptr && task->accumulates();
+}
+
 bool Tensor::requires_grad() const {
   return impl_->autograd != nullptr;
 }

@@ -37,6 +37,9 @@ struct GraphTask {
   void run(const std::vector<Tensor>& outputs, const std::vector<Tensor>& gradients,
            const std::vector<Tensor>* wanted = nullptr);
 
+  // True for backward(), false for grad().
+  bool accumulates() const { return accumulate_; }
+
   struct Callback {
     std::function<void()> done;
     std::function<void(const std::exception_ptr&)> failed;

@@ -94,7 +94,7 @@ void ProcessGroup::Impl::drain_and_leave() noexcept {
     if (Context::current().stream(Device::cpu()) == runtime_->task_stream()) return;
     last.synchronize(Deadline::after(kStreamTimeout));
   } catch (const std::exception& error) {
-    log::warn(str("[process_group] leaving group '", name_, "': ", error.what()));
+    logging::warn(str("[process_group] leaving group '", name_, "': ", error.what()));
   }
   transport_->leave();
 }

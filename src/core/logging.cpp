@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <memory>
 
-namespace cohort::log {
+namespace cohort::logging {
 namespace {
 
 spdlog::level::level_enum to_spdlog(Level level) {
@@ -50,4 +50,4 @@ bool enabled(Level level) {
   return logger().should_log(to_spdlog(level));
 }
 
-}  // namespace cohort::log
+}  // namespace cohort::logging

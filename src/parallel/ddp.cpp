@@ -83,7 +83,7 @@ DDPEngine::DDPEngine(nn::Module& module, std::shared_ptr<comm::ProcessGroup> gro
   std::vector<nn::NamedTensor> parameters = trainable(module_);
   check(!parameters.empty(),
         "[DDP] no parameter of the module requires a gradient; there is nothing to reduce");
-  reducer_ = std::make_unique<Reducer>(std::move(parameters), group_, options_);
+  reducer_ = std::make_shared<Reducer>(std::move(parameters), group_, options_);
 }
 
 DDPEngine::~DDPEngine() = default;
@@ -98,6 +98,17 @@ void DDPEngine::before_forward() {
   if (sync_ && options_.broadcast_buffers && module_.is_training()) {
     const std::vector<Tensor> buffers = defined_tensors(module_.named_buffers());
     if (!buffers.empty()) broadcast_coalesced(*group_, buffers, 0, "buffers");
+  }
+}
+
+void DDPEngine::after_forward(const std::vector<Tensor>& outputs) {
+  if (!reducer_ || !sync_) return;
+  for (const Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
+    register_hook(output, [reducer = std::weak_ptr<Reducer>(reducer_)](const Tensor&) {
+      if (const auto alive = reducer.lock()) alive->begin_backward();
+      return Tensor();
+    });
   }
 }
 

@@ -124,11 +124,15 @@ void Reducer::rebuild() {
   ++rebuilds_;
 }
 
+void Reducer::begin_backward() {
+  if (!armed_ && backward_is_accumulating()) arm();
+}
+
 void Reducer::arm() {
   armed_ = true;
   next_launch_ = 0;
   arrival_.clear();
-  first_gradient_ = Clock::now();
+  begun_ = Clock::now();
   for (Bucket& bucket : buckets_) {
     bucket.missing = static_cast<int>(bucket.parameters.size());
     bucket.work = {};
@@ -234,7 +238,7 @@ void Reducer::disarm() {
 
 void Reducer::fill_report(Clock::time_point compute_end) {
   const auto ms = [&](Clock::time_point at) {
-    return std::chrono::duration<double, std::milli>(at - first_gradient_).count();
+    return std::chrono::duration<double, std::milli>(at - begun_).count();
   };
   report_ = {};
   report_.compute_end_ms = ms(compute_end);

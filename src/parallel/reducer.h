@@ -32,6 +32,10 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
+  // When a backward reaches the outputs of a forward that is to synchronise. From here on a failure
+  // of the backward reaches all ranks.
+  void begin_backward();
+
   // Before each forward that records a graph: whether its backward is to synchronise. Rebuilds the
   // buckets when that is due.
   void prepare(bool synchronise);
@@ -89,7 +93,7 @@ class Reducer {
   std::vector<int> arrival_;  // of the running backward
   bool rebuild_due_ = false;
   int rebuilds_ = 0;
-  Clock::time_point first_gradient_;
+  Clock::time_point begun_;
   OverlapReport report_;
 };
 

@@ -75,6 +75,9 @@ HookHandle register_post_accumulate_grad_hook(const Tensor& leaf,
 void queue_callback(std::function<void()> callback,
                     std::function<void(const std::exception_ptr&)> on_error = {});
 
+// Whether a backward() is running in this thread, as opposed to a grad() or none.
+bool backward_is_accumulating();
+
 // Names the memory in which the leaf's gradient is to be accumulated: equal shape, dtype and
 // device. From then on grad(), once defined, is `destination` itself. An existing gradient is moved
 // into it. The last operation of backward writes there directly where that is exact (one edge into

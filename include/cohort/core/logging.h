@@ -2,7 +2,7 @@
 
 #include <string>
 
-namespace cohort::log {
+namespace cohort::logging {
 
 // Severity of a log line. The level comes from COHORT_LOG (trace, debug, info, warn, error, off);
 // the default is warn. Lines go to standard error with time, level and rank.
@@ -25,4 +25,4 @@ inline void error(const std::string& message) {
   write(Level::error, message);
 }
 
-}  // namespace cohort::log
+}  // namespace cohort::logging

@@ -54,6 +54,7 @@ class DDPEngine {
   DDPEngine& operator=(const DDPEngine&) = delete;
 
   void before_forward();
+  void after_forward(const std::vector<Tensor>& outputs);
   void set_sync(bool on);
   bool sync() const { return sync_; }
   DDPPlan plan(const optim::Optimizer* optimizer) const;
@@ -64,7 +65,7 @@ class DDPEngine {
   nn::Module& module_;
   std::shared_ptr<comm::ProcessGroup> group_;
   DDPOptions options_;
-  std::unique_ptr<Reducer> reducer_;  // null in a world of one
+  std::shared_ptr<Reducer> reducer_;  // null in a world of one; graphs refer to it weakly
   bool sync_ = true;
 };
 
@@ -112,7 +113,9 @@ class DDP {
   template <typename... Args>
   auto operator()(Args&&... args) {
     engine_->before_forward();
-    return (*module_)(std::forward<Args>(args)...);
+    auto result = (*module_)(std::forward<Args>(args)...);
+    engine_->after_forward(nn::collect_tensors(result));
+    return result;
   }
 
   M& module() { return *module_; }

@@ -6,8 +6,8 @@
 
 namespace cohort {
 
-// How one backward's communication lay in time. Milliseconds, counted from the moment the first
-// gradient was there; on the CPU by the host's clock.
+// How one backward's communication lay in time. Milliseconds, counted from the moment backward
+// reached the module's outputs; on the CPU by the host's clock.
 //
 // A bucket is ready when its last gradient is there, starts when the rank enters its collective and
 // ends when the result is there. Of [start, end], what lies before the end of the gradients'
