@@ -18,12 +18,12 @@ std::size_t ring_bytes(std::size_t size) {
   return std::clamp(share, kPage, std::size_t{64} << 10);
 }
 
-// A slot is large enough that its two steps (some 10 microseconds each) cost little beside its
-// copies (some 50 for 512 KiB), and small enough that a rank's three slots stay in a 2 MiB L2
-// cache. Many ranks share 16 MiB.
+// A slot is large enough that its two steps (some 10 microseconds each, more where cores are busy)
+// cost little beside its copies (some 100 for 1 MiB), and small enough that it fits into a 2 MiB L2
+// cache together with what is copied into it. Many ranks share 16 MiB.
 std::size_t staging_bytes(std::size_t size) {
   const std::size_t share = (std::size_t{16} << 20) / (size * kStagingSlots);
-  return std::clamp(share / kPage * kPage, 4 * kPage, std::size_t{512} << 10);
+  return std::clamp(share / kPage * kPage, 4 * kPage, std::size_t{1} << 20);
 }
 
 }  // namespace
