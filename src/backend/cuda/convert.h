@@ -2,6 +2,8 @@
 
 // Conversions between element types, with the results that ElementwiseKernels promises.
 
+#include <cuda_runtime_api.h>
+
 #include <bit>
 #include <cstddef>
 #include <cstdint>

@@ -37,7 +37,7 @@ void with_word(std::size_t item, F&& fn) {
   }
 }
 
-// As in AddPacks below.
+// Numbered as AddPacks is.
 template <typename Word>
 struct FillPacks {
   Word* out;

@@ -4,7 +4,7 @@
 // it does on the device it does in operator(), and nothing else of it is CUDA's. A simulation
 // replaces this file and runs the same function objects in loops.
 
-#include <cuda_runtime_api.h>
+#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -32,9 +32,11 @@ void launch_each(StreamHandle at, std::int64_t count, const Body& body, const ch
   constexpr std::int64_t kMostBlocks = 65536;
   const std::int64_t blocks = std::min(kMostBlocks, (count + kThreads - 1) / kThreads);
   const DeviceGuard guard(at.device);
-  run_each<<<static_cast<unsigned>(blocks), static_cast<unsigned>(kThreads), 0, at.stream>>>(body,
-                                                                                             count);
-  check_cuda(cudaGetLastError(), name);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
+  config.blockDim = dim3(static_cast<unsigned>(kThreads));
+  config.stream = at.stream;
+  check_cuda(cudaLaunchKernelEx(&config, run_each<Body>, body, count), name);
 }
 
 }  // namespace cohort::backend::cuda

@@ -7,6 +7,15 @@
 #include "cohort/core/error.h"
 
 namespace cohort::backend::cuda {
+namespace {
+
+// CUDA notes "not ready" as the thread's last error; the note must not outlive the question.
+cudaError_t asked(cudaError_t answer) {
+  if (answer != cudaSuccess) cudaGetLastError();
+  return answer;
+}
+
+}  // namespace
 
 HostClock::~HostClock() {
   if (now_ != nullptr) log_cuda(cudaEventDestroy(now_), "cudaEventDestroy");
@@ -25,7 +34,7 @@ Clock::time_point HostClock::time_of(cudaEvent_t event) {
   check_cuda(cudaEventRecord(now_, idle_), "cudaEventRecord");
   cudaError_t state = cudaErrorNotReady;
   const bool answered = poll_until(Deadline::after(kAnswer), [&] {
-    state = cudaEventQuery(now_);
+    state = asked(cudaEventQuery(now_));
     return state != cudaErrorNotReady;
   });
   const Clock::time_point now = Clock::now();
@@ -68,7 +77,7 @@ void CudaStream::wait(const Event& event) {
 void CudaStream::synchronize(Deadline deadline) {
   cudaError_t state = cudaErrorNotReady;
   const bool over = poll_until(deadline, [&] {
-    state = cudaStreamQuery(stream_);
+    state = asked(cudaStreamQuery(stream_));
     return state != cudaErrorNotReady;
   });
   check<TimeoutError>(over, "[stream] work on stream '", name(), "' of ", device(),
@@ -93,13 +102,13 @@ CudaEvent::~CudaEvent() {
 }
 
 bool CudaEvent::ready() const {
-  return cudaEventQuery(event_) != cudaErrorNotReady;
+  return asked(cudaEventQuery(event_)) != cudaErrorNotReady;
 }
 
 void CudaEvent::synchronize(Deadline deadline) {
   cudaError_t state = cudaErrorNotReady;
   const bool over = poll_until(deadline, [&] {
-    state = cudaEventQuery(event_);
+    state = asked(cudaEventQuery(event_));
     return state != cudaErrorNotReady;
   });
   check<TimeoutError>(over, "[event] work on stream '", stream_name_,

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include "backend/elementwise_loops.h"
 
 namespace cohort::backend::cuda {
