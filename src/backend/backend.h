@@ -30,6 +30,8 @@ class Backend {
 
   virtual std::string_view name() const = 0;
   virtual int device_count() const = 0;
+  // Why device_count() is 0, in the driver's words and ours; empty when it is not.
+  virtual std::string why_no_device() const { return {}; }
   virtual std::unique_ptr<MemorySource> memory_source(int index) const = 0;
   // A stream of device `index`. The CPU's streams come from the runtime instead.
   virtual Stream make_stream(int index, std::string name) const = 0;
@@ -53,5 +55,7 @@ const Backend& backend_for(DeviceType type);
 const Backend& cpu_backend();
 const Backend& meta_backend();
 const Backend& cuda_backend();
+// Whether this build has a CUDA backend; whether the machine can use it is another matter.
+bool cuda_is_built();
 
 }  // namespace cohort::backend

@@ -5,6 +5,10 @@
 
 namespace cohort::backend {
 
+bool cuda_is_built() {
+  return false;
+}
+
 const Backend& cuda_backend() {
   throw NotSupported(
       "[device] cohort was built without CUDA: nvcc and the CUDA toolkit were not found, or "

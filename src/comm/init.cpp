@@ -7,6 +7,7 @@
 #include "cohort/comm/rendezvous.h"
 #include "cohort/core/context.h"
 #include "cohort/core/error.h"
+#include "comm/nccl/nccl_transport.h"
 #include "comm/shm/process_link.h"
 #include "comm/shm/shm_transport.h"
 #include "comm/transport.h"
@@ -40,23 +41,42 @@ ExitCode classify() {
   }
 }
 
+// The store under a prefix of this start: a job that is restarted on one store starts again under
+// fresh names. Returns when all ranks have joined.
+std::shared_ptr<Store> join_world(const LaunchEnv& env, Milliseconds timeout) {
+  auto attempt =
+      std::make_shared<PrefixStore>(str("init/", env.restart_count), open_store(env, timeout));
+  join(*attempt, "world", env.rank, env.world_size, timeout);
+  return attempt;
+}
+
+std::shared_ptr<ProcessGroup> init_gpus(const LaunchEnv& env, Milliseconds timeout) {
+  // A rank without a GPU should say so at once, not when the others have come.
+  nccl::check_nccl_is_built();
+  const Device device = Device::cuda(env.local_rank);
+  Context::current().runtime()->compute_stream(device);
+  auto transport = nccl::make_nccl_transport(join_world(env, timeout), device, env.rank,
+                                             env.world_size, "world", timeout);
+  auto group = make_process_group(std::move(transport), "world", timeout);
+  group->barrier().synchronize(timeout);
+  return group;
+}
+
 }  // namespace
 
 std::shared_ptr<ProcessGroup> init_from_env(const InitOptions& options) {
-  check(options.backend == "auto" || options.backend == "shm", "[init] there is no backend '",
-        options.backend, "'; choose auto or shm");
+  check(options.backend == "auto" || options.backend == "shm" || options.backend == "nccl",
+        "[init] there is no backend '", options.backend, "'; choose auto, shm or nccl");
   const LaunchEnv env = options.environment ? LaunchEnv::from_environment(options.environment)
                                             : LaunchEnv::from_environment();
   Context::current().runtime()->set_rank(env.rank);
   reseed_for_rank();
+  if (options.backend == "nccl") return init_gpus(env, options.timeout);
   if (env.world_size == 1) {
     return make_process_group(make_self_transport(), "world", options.timeout);
   }
-  const std::shared_ptr<Store> store = open_store(env, options.timeout);
-  // A job that is restarted on one store starts again under fresh names.
-  PrefixStore attempt(str("init/", env.restart_count), store);
-  join(attempt, "world", env.rank, env.world_size, options.timeout);
-  auto link = shm::connect_processes(attempt, env.rank, env.world_size, options.timeout);
+  const std::shared_ptr<Store> store = join_world(env, options.timeout);
+  auto link = shm::connect_processes(*store, env.rank, env.world_size, options.timeout);
   auto transport =
       shm::make_shm_transport(std::move(link), env.rank, env.world_size, "world", options.timeout);
   auto group = make_process_group(std::move(transport), "world", options.timeout);

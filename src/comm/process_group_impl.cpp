@@ -21,6 +21,7 @@ class QuietEvent final : public EventImpl {
     }
   }
   Clock::time_point completed_at() const override { return event_.completed_at(); }
+  void* native() const override { return event_.impl()->native(); }
 
  private:
   const Event event_;

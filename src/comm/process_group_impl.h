@@ -7,6 +7,7 @@
 
 #include "cohort/comm/process_group.h"
 #include "cohort/core/context.h"
+#include "cohort/core/error.h"
 #include "comm/transport.h"
 #include "comm/work_state.h"
 
@@ -29,11 +30,11 @@ class ProcessGroup::Impl final : public FailureListener,
   const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
   const std::string& name() const { return name_; }
   Milliseconds timeout() const { return timeout_; }
-  Device device() const { return {transport_->device_type(), 0}; }
+  Device device() const { return transport_->device(); }
 
   // Enqueues `body`, called as body(Transport&, const Call&) and returning the bytes it moved, on
   // the rank's queue, after what the current compute stream holds. `body` owns what it touches.
-  // Throws the group's failure at once when it has one.
+  // Throws the group's failure at once when it has one, and what a device cannot do.
   template <typename Body>
   Work launch(Call call, std::int64_t logical_bytes, Body body) {
     if (const std::exception_ptr failed = transport_->failure(call.operation)) {
@@ -43,6 +44,10 @@ class ProcessGroup::Impl final : public FailureListener,
     state->operation = call.operation;
     state->device = device();
     state->times.enqueued = Clock::now();
+    if (DeviceQueue* device_queue = transport_->device_queue()) {
+      return enqueue(*device_queue, std::move(state), std::move(call), logical_bytes,
+                     std::move(body));
+    }
     const Stream& compute = Context::current().stream(state->device);
     // A group of one has nobody to wait for: no queue, no thread.
     const Stream& queue = transport_->size() == 1 ? compute : runtime_->collective_stream();
@@ -69,6 +74,28 @@ class ProcessGroup::Impl final : public FailureListener,
 
  private:
   static void wait_quietly(const Stream& queue, const Event& inputs);
+
+  // launch() for a device: `body` enqueues in this thread, and the device's streams do the waiting.
+  template <typename Body>
+  Work enqueue(DeviceQueue& device_queue, std::shared_ptr<WorkState> state, Call call,
+               std::int64_t logical_bytes, Body body) {
+    call.stream = runtime_->collective_stream(state->device);
+    call.stream.wait(Context::current().stream(state->device).record());
+    state->begun = call.stream.record();
+    Event done;
+    try {
+      const std::int64_t moved = body(*transport_, std::as_const(call));
+      done = device_queue.finish(call, state, std::make_shared<Body>(std::move(body)));
+      count(call.operation, logical_bytes, moved, {});
+    } catch (const NotSupported&) {
+      throw;
+    } catch (...) {
+      state->error = std::current_exception();
+      end_with(state->error, call.operation);
+    }
+    remember(done);
+    return Work(std::move(state), std::move(done));
+  }
 
   template <typename Run>
   void execute(WorkState& state, const Event& inputs, const Call& call, std::int64_t logical_bytes,

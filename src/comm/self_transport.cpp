@@ -15,7 +15,7 @@ class SelfTransport final : public Transport {
   std::string_view name() const override { return "self"; }
   int rank() const override { return 0; }
   int size() const override { return 1; }
-  DeviceType device_type() const override { return DeviceType::cpu; }
+  Device device() const override { return Device::cpu(); }
   std::int64_t eager_send_bytes() const override { return 0; }
 
   std::int64_t all_reduce(const Call& call, void* data) override {

@@ -37,11 +37,26 @@ struct SymmetricMemory {
   std::shared_ptr<void> owner;
 };
 
+struct WorkState;
+
+// What a transport of a device has besides its collectives, which only enqueue.
+class DeviceQueue {
+ public:
+  virtual ~DeviceQueue() = default;
+  // Marks the end of the collective that was just enqueued on call.stream. The event is ready when
+  // the collective is over or has been given up; then, and before, `state.error` says why. It
+  // watches over the deadline, and owns `held` until the end.
+  virtual Event finish(const Call& call, std::shared_ptr<WorkState> state,
+                       std::shared_ptr<void> held) = 0;
+};
+
 // How the ranks of one group move bytes. Arguments have been checked.
 //
-// Collectives run on the rank's queue, one at a time: on a CPU they block until done and throw what
-// went wrong, after which the group has failed on all ranks; on a device they enqueue on
-// call.stream. Those that move data return the bytes this rank wrote.
+// Collectives run on the rank's queue, one at a time. On a CPU they block until done and throw what
+// went wrong, after which the group has failed on all ranks. On a device (device_queue() is not
+// null) they are called in the host thread, enqueue on call.stream and return; NotSupported from
+// them means that nothing was enqueued and harms nothing. Those that move data return the bytes
+// this rank wrote.
 // abort(), leave() and failure() may come from any thread.
 class Transport {
  public:
@@ -50,7 +65,9 @@ class Transport {
   virtual std::string_view name() const = 0;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  virtual DeviceType device_type() const = 0;
+  // Where the tensors must be.
+  virtual Device device() const = 0;
+  virtual DeviceQueue* device_queue() { return nullptr; }
   // Largest send that does not wait for its recv.
   virtual std::int64_t eager_send_bytes() const = 0;
 

@@ -26,6 +26,11 @@ void Work::synchronize(std::optional<Milliseconds> timeout) const {
 void Work::wait(std::optional<Milliseconds> timeout) const {
   if (!state_) return;
   const Stream& compute = Context::current().stream(state_->device);
+  if (compute.native() != nullptr) {
+    // The device waits, not the host; an error surfaces when the work is synchronised with.
+    compute.wait(done_);
+    return;
+  }
   if (compute.runs_inline()) {
     synchronize(timeout);
     return;
@@ -39,7 +44,13 @@ std::exception_ptr Work::error() const {
 }
 
 WorkTimes Work::times() const {
-  return state_ && ready() ? state_->times : WorkTimes{};
+  if (!state_ || !ready()) return {};
+  WorkTimes times = state_->times;
+  if (state_->begun.impl() != nullptr && done_.impl() != nullptr) {
+    times.started = state_->begun.completed_at();
+    times.finished = done_.completed_at();
+  }
+  return times;
 }
 
 }  // namespace cohort::comm

@@ -8,12 +8,14 @@
 
 namespace cohort::comm {
 
-// What a Work and the queued collective share. Written by the thread that runs the collective,
-// before the Work's event; read after the event.
+// What a Work and the queued collective share. Written by the thread that runs the collective (or
+// watches the device run it), before the Work's event; read after the event.
 struct WorkState {
   Operation operation = Operation::barrier;
   Device device;
   WorkTimes times;
+  // Of a collective on a device: the mark of its turn. Times then come from the events.
+  Event begun;
   std::exception_ptr error;
 
   void rethrow() const {

@@ -48,15 +48,17 @@ Runtime::DeviceState& Runtime::state(Device device) {
   if (device.type == DeviceType::meta) return meta_;
   const backend::Backend& backend = backend::backend_for(device.type);
   const std::lock_guard lock(mutex_);
-  DeviceState& state = accelerators_[device];
-  if (!state.allocator) {
-    check(device.index >= 0 && device.index < backend.device_count(), "[device] there is no ",
-          device, "; this machine has ", backend.device_count(), " of that type");
-    state.compute = backend.make_stream(device.index, "compute");
-    state.allocator =
-        make_caching_allocator(device, backend.memory_source(device.index), options_.cache_memory);
-  }
-  return state;
+  const auto known = accelerators_.find(device);
+  if (known != accelerators_.end()) return known->second;
+  const int count = backend.device_count();
+  check<NotSupported>(count > 0, "[device] there is no usable device for ", device, ": ",
+                      backend.why_no_device());
+  check(device.index >= 0 && device.index < count, "[device] there is no ", device,
+        "; this machine has ", count, " of that type");
+  DeviceState fresh{.allocator = make_caching_allocator(device, backend.memory_source(device.index),
+                                                        options_.cache_memory),
+                    .compute = backend.make_stream(device.index, "compute")};
+  return accelerators_.emplace(device, std::move(fresh)).first->second;
 }
 
 const std::shared_ptr<Allocator>& Runtime::allocator(Device device) {
@@ -76,10 +78,11 @@ Stream Runtime::make_stream(Device device, std::string name) {
   return make_worker_stream(std::move(name), {.delay_seed = options_.delay_seed});
 }
 
-const Stream& Runtime::collective_stream() {
+const Stream& Runtime::collective_stream(Device device) {
   const std::lock_guard lock(mutex_);
-  if (!collective_) collective_ = make_stream(Device::cpu(), "collectives");
-  return collective_;
+  Stream& stream = collective_[device];
+  if (!stream) stream = make_stream(device, "collectives");
+  return stream;
 }
 
 void Runtime::add_failure_listener(const std::weak_ptr<FailureListener>& listener) {

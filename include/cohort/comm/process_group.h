@@ -59,7 +59,7 @@ struct OperationStats {
   std::int64_t count = 0;
   std::int64_t logical_bytes = 0;  // of the largest tensor of each call, as the caller sees it
   std::int64_t moved_bytes = 0;    // written by this rank to memory or a wire to get it done
-  double seconds = 0;              // from start to finish, waits for peers included
+  double seconds = 0;  // from start to finish, waits for peers included; not counted on CUDA
 };
 
 struct GroupStats {
@@ -104,7 +104,7 @@ class ProcessGroup {
   int rank() const;
   int size() const;
   const std::string& name() const;
-  std::string_view backend() const;  // "self" (size one) or "shm"
+  std::string_view backend() const;  // "self" (size one), "shm" or "nccl"
   Milliseconds timeout() const;
 
   // tensor = scale * (tensor of rank 0 op tensor of rank 1 op …), on all ranks.

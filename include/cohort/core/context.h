@@ -53,14 +53,16 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void set_rank(int rank) { rank_.store(rank, std::memory_order_relaxed); }
   const RuntimeOptions& options() const { return options_; }
 
-  // The allocator of `device`. NotSupported when this build has no such device.
+  // The allocator of `device`. NotSupported when this build or machine has no device of that type,
+  // saying why; InvalidArgument for an index beyond them.
   const std::shared_ptr<Allocator>& allocator(Device device);
   // The stream that operations use unless told otherwise.
   const Stream& compute_stream(Device device);
   // A further stream of `device`: a worker thread, the scheduler's, or a CUDA stream.
   Stream make_stream(Device device, std::string name);
-  // The one queue through which the rank starts the collectives of all its CPU groups.
-  const Stream& collective_stream();
+  // The one queue through which the rank starts the collectives of all its groups on `device`, so
+  // that two groups never start theirs in different orders.
+  const Stream& collective_stream(Device device = Device::cpu());
   // An inline CPU stream for operations inside a queued task.
   const Stream& task_stream() const { return task_stream_; }
   // The scheduler, or null where streams are threads.
@@ -92,7 +94,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   DeviceState meta_;  // made at once; immutable
   std::mutex mutex_;  // guards what follows
   std::map<Device, DeviceState> accelerators_;
-  Stream collective_;
+  std::map<Device, Stream> collective_;
   int failure_scopes_ = 0;
   std::vector<std::weak_ptr<FailureListener>> listeners_;
   std::vector<std::shared_ptr<FailureListener>> kept_listeners_;

@@ -18,6 +18,8 @@ class EventImpl : public RefCounted {
   virtual void synchronize(Deadline deadline) = 0;
   // When the mark was passed, by the host's clock. Only after ready().
   virtual Clock::time_point completed_at() const = 0;
+  // The device's own event (a cudaEvent_t), which its streams can wait for, or null.
+  virtual void* native() const { return nullptr; }
 };
 
 // A mark in a stream: "everything enqueued before here". A cheap handle; a default-constructed one

@@ -10,17 +10,17 @@ struct BFloat16 {
   std::uint16_t bits = 0;
 
   BFloat16() = default;
-  BFloat16(float value) : bits(round(value)) {}  // NOLINT(google-explicit-constructor)
-  operator float() const { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
+  constexpr BFloat16(float value) : bits(round(value)) {}  // NOLINT(google-explicit-constructor)
+  constexpr operator float() const { return std::bit_cast<float>(std::uint32_t{bits} << 16); }
 
-  static BFloat16 from_bits(std::uint16_t bits) {
+  static constexpr BFloat16 from_bits(std::uint16_t bits) {
     BFloat16 result;
     result.bits = bits;
     return result;
   }
 
  private:
-  static std::uint16_t round(float value) {
+  static constexpr std::uint16_t round(float value) {
     const auto word = std::bit_cast<std::uint32_t>(value);
     if ((word & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((word >> 16) | 0x40u);
     return static_cast<std::uint16_t>((word + 0x7fffu + ((word >> 16) & 1u)) >> 16);
@@ -32,17 +32,17 @@ struct Float16 {
   std::uint16_t bits = 0;
 
   Float16() = default;
-  Float16(float value) : bits(round(value)) {}  // NOLINT(google-explicit-constructor)
-  operator float() const { return widen(bits); }
+  constexpr Float16(float value) : bits(round(value)) {}  // NOLINT(google-explicit-constructor)
+  constexpr operator float() const { return widen(bits); }
 
-  static Float16 from_bits(std::uint16_t bits) {
+  static constexpr Float16 from_bits(std::uint16_t bits) {
     Float16 result;
     result.bits = bits;
     return result;
   }
 
  private:
-  static std::uint16_t round(float value) {
+  static constexpr std::uint16_t round(float value) {
     const auto word = std::bit_cast<std::uint32_t>(value);
     const auto sign = static_cast<std::uint16_t>((word >> 16) & 0x8000u);
     const std::uint32_t magnitude = word & 0x7fffffffu;
@@ -59,7 +59,7 @@ struct Float16 {
     return static_cast<std::uint16_t>(sign | ((rebiased + 0xfffu + ((rebiased >> 13) & 1u)) >> 13));
   }
 
-  static float widen(std::uint16_t bits) {
+  static constexpr float widen(std::uint16_t bits) {
     const std::uint32_t sign = std::uint32_t{bits & 0x8000u} << 16;
     const std::uint32_t magnitude = bits & 0x7fffu;
     if (magnitude >= 0x7c00u) {  // infinity, NaN

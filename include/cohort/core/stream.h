@@ -67,8 +67,9 @@ class Stream {
 
   // Marks the current end of the stream.
   Event record() const { return impl_->record(); }
-  // Work enqueued from now on runs after `event`. On an inline stream this blocks the caller, with
-  // kStreamTimeout, and rethrows the event's error.
+  // Work enqueued from now on runs after `event`. On the CPU's inline stream, and on a CUDA stream
+  // for an event of the CPU, this blocks the caller, with kStreamTimeout, and rethrows the event's
+  // error.
   void wait(const Event& event) const { impl_->wait(event); }
   // Blocks until all enqueued work has run; rethrows and clears the stream's error.
   void synchronize(Deadline deadline = Deadline::after(kStreamTimeout)) const {

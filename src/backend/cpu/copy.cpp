@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "backend/cpu/elementwise_convert.h"
-#include "backend/cpu/elementwise_loops.h"
+#include "backend/elementwise_loops.h"
 
 namespace cohort::backend::cpu {
 namespace {

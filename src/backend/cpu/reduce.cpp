@@ -2,7 +2,7 @@
 #include <cstring>
 
 #include "backend/cpu/elementwise_convert.h"
-#include "backend/cpu/elementwise_loops.h"
+#include "backend/elementwise_loops.h"
 #include "backend/cpu/families.h"
 #include "backend/cpu/reduce_exact.h"
 #include "backend/cpu/reduce_sum.h"

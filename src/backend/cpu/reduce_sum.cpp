@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "backend/cpu/elementwise_convert.h"
-#include "backend/cpu/elementwise_loops.h"
+#include "backend/elementwise_loops.h"
 #include "backend/cpu/reduce_add.h"
 
 namespace cohort::backend::cpu {

@@ -28,7 +28,7 @@ class ShmTransport final : public Transport {
   std::string_view name() const override { return "shm"; }
   int rank() const override { return member_->rank(); }
   int size() const override { return member_->size(); }
-  DeviceType device_type() const override { return DeviceType::cpu; }
+  Device device() const override { return Device::cpu(); }
   std::int64_t eager_send_bytes() const override;
 
   std::int64_t all_reduce(const Call& call, void* data) override;

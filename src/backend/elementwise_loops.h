@@ -10,7 +10,7 @@
 
 #include "backend/view.h"
 
-namespace cohort::backend::cpu {
+namespace cohort::backend {
 
 // N operands of one shape; operand 0 is the output. Dimensions that all operands walk evenly are
 // merged, those of size 1 are dropped: contiguous operands become a single run.
@@ -108,4 +108,4 @@ inline DType compute_dtype(DType a, DType b) {
   return is_floating(a) || is_floating(b) ? DType::f32 : DType::i64;
 }
 
-}  // namespace cohort::backend::cpu
+}  // namespace cohort::backend
