@@ -52,16 +52,6 @@ if(NOT COHORT_ZLIB STREQUAL "OFF")
 endif()
 cohort_optional(COHORT_ZLIB "${ZLIB_FOUND}" "zlib (gzip data files)")
 
-set(COHORT_GLOO_FOUND OFF)
-if(NOT COHORT_GLOO STREQUAL "OFF")
-  find_path(GLOO_INCLUDE_DIR gloo/context.h)
-  find_library(GLOO_LIBRARY gloo)
-  if(GLOO_INCLUDE_DIR AND GLOO_LIBRARY)
-    set(COHORT_GLOO_FOUND ON)
-  endif()
-endif()
-cohort_optional(COHORT_GLOO "${COHORT_GLOO_FOUND}" "Gloo (collectives between hosts)")
-
 set(COHORT_CUDA_FOUND OFF)
 if(NOT COHORT_CUDA STREQUAL "OFF")
   # nvcc is often not on PATH; the toolkit's usual place is asked too.

@@ -39,5 +39,7 @@ if(NOT BUILD_SHARED_LIBS)
   list(JOIN needed " " COHORT_PC_LIBS)
   string(APPEND COHORT_PC_LIBS " -pthread -ldl")
 endif()
+# Relative to the file, so that an installed tree may be moved.
+file(RELATIVE_PATH COHORT_PC_PREFIX "/prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/prefix")
 configure_file(${PROJECT_SOURCE_DIR}/cmake/cohort.pc.in ${PROJECT_BINARY_DIR}/cohort.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/cohort.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

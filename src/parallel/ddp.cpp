@@ -94,7 +94,7 @@ void DDPEngine::set_sync(bool on) {
 
 void DDPEngine::before_forward() {
   if (!reducer_ || !Context::current().grad_enabled) return;
-  reducer_->prepare(sync_);
+  if (sync_) reducer_->rebuild_if_due();
   if (sync_ && options_.broadcast_buffers && module_.is_training()) {
     const std::vector<Tensor> buffers = defined_tensors(module_.named_buffers());
     if (!buffers.empty()) broadcast_coalesced(*group_, buffers, 0, "buffers");
@@ -102,13 +102,14 @@ void DDPEngine::before_forward() {
 }
 
 void DDPEngine::after_forward(const std::vector<Tensor>& outputs) {
-  if (!reducer_ || !sync_) return;
+  if (!reducer_) return;
   for (const Tensor& output : outputs) {
     if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
-    register_hook(output, [reducer = std::weak_ptr<Reducer>(reducer_)](const Tensor&) {
-      if (const auto alive = reducer.lock()) alive->begin_backward();
-      return Tensor();
-    });
+    register_hook(output,
+                  [reducer = std::weak_ptr<Reducer>(reducer_), sync = sync_](const Tensor&) {
+                    if (const auto alive = reducer.lock()) alive->begin_backward(sync);
+                    return Tensor();
+                  });
   }
 }
 
@@ -145,12 +146,12 @@ DDPPlan DDPEngine::plan(const optim::Optimizer* optimizer) const {
   }
   plan.all_reduces = static_cast<std::int64_t>(plan.buckets.size());
   plan.logical_bytes = plan.bucket_bytes;
-  plan.moved_bytes = 2 * plan.bucket_bytes * (plan.world_size - 1) / plan.world_size;
+  plan.exchanged_bytes = 2 * plan.bucket_bytes * (plan.world_size - 1) / plan.world_size;
   if (options_.broadcast_buffers) {
     const BroadcastCost cost = broadcast_cost(defined_tensors(module_.named_buffers()));
     plan.broadcasts = cost.broadcasts;
     plan.logical_bytes += cost.bytes;
-    plan.moved_bytes += cost.bytes;
+    plan.exchanged_bytes += cost.bytes;
   }
   return plan;
 }

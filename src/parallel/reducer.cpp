@@ -49,7 +49,7 @@ Reducer::Reducer(std::vector<nn::NamedTensor> parameters, std::shared_ptr<comm::
       options_(options),
       items_(make_items(parameters_)),
       places_(parameters_.size()) {
-  build(initial_order());
+  build(assignment(initial_order()));
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     hooks_.push_back(register_post_accumulate_grad_hook(
         parameters_[i].tensor, [this, i](const Tensor&) { on_gradient(static_cast<int>(i)); }));
@@ -72,12 +72,17 @@ std::vector<int> Reducer::initial_order() const {
   return order;
 }
 
-void Reducer::build(const std::vector<int>& order) {
+std::vector<std::vector<int>> Reducer::assignment(const std::vector<int>& order) const {
   constexpr double kMiB = 1024.0 * 1024.0;
-  const auto assignment = assign_buckets(
+  return assign_buckets(
       items_, order,
       {.bytes = options_.bucket_cap_mb * kMiB, .last_bytes = options_.last_bucket_cap_mb * kMiB});
-  std::vector<Bucket> old = std::exchange(buckets_, {});
+}
+
+void Reducer::build(const std::vector<std::vector<int>>& assignment) {
+  release_buckets();
+  // Gradients that are alive keep the old buckets until they have moved.
+  const std::vector<Bucket> old = std::exchange(buckets_, {});
   for (const std::vector<int>& parameters : assignment) {
     Bucket& bucket = buckets_.emplace_back();
     bucket.parameters = parameters;
@@ -89,7 +94,15 @@ void Reducer::build(const std::vector<int>& order) {
                                                              static_cast<int>(slot), false};
     }
   }
-  // `old` goes here: gradients that lived in it have moved.
+}
+
+// Before buckets are built anew: where no gradient lives in them, the old ones make room first.
+void Reducer::release_buckets() {
+  const bool alive = std::any_of(parameters_.begin(), parameters_.end(),
+                                 [](const auto& named) { return named.tensor.grad().defined(); });
+  if (alive && options_.gradient_as_bucket_view) return;
+  for (const auto& named : parameters_) set_grad_destination(named.tensor, {});
+  buckets_.clear();
 }
 
 void Reducer::make_bucket(Bucket& bucket) {
@@ -108,28 +121,34 @@ void Reducer::make_bucket(Bucket& bucket) {
   }
 }
 
-void Reducer::prepare(bool synchronise) {
-  synchronise_ = synchronise;
-  if (rebuild_due_ && synchronise && !armed_) rebuild();
-}
-
-void Reducer::rebuild() {
+void Reducer::rebuild_if_due() {
+  if (!rebuild_due_ || armed_) return;
   rebuild_due_ = false;
   // Ranks may differ in the order of their gradients; rank 0's counts.
   const std::vector<std::int32_t> mine(arrival_.begin(), arrival_.end());
   const Tensor order = Tensor::from(mine, {static_cast<std::int64_t>(mine.size())});
   group_->broadcast(order, 0, {.owner = "bucket order"}).synchronize();
   const std::vector<std::int32_t> agreed = order.to_vector<std::int32_t>();
-  build({agreed.begin(), agreed.end()});
+  const std::vector<std::vector<int>> wanted = assignment({agreed.begin(), agreed.end()});
+  const bool same =
+      std::equal(wanted.begin(), wanted.end(), buckets_.begin(), buckets_.end(),
+                 [](const std::vector<int>& a, const Bucket& b) { return a == b.parameters; });
+  if (!same) build(wanted);
   ++rebuilds_;
 }
 
-void Reducer::begin_backward() {
-  if (!armed_ && backward_is_accumulating()) arm();
+void Reducer::begin_backward(bool synchronise) {
+  if (!backward_is_accumulating()) return;
+  if (!armed_) arm();
+  if (synchronise && !synchronise_) {
+    synchronise_ = true;
+    if (options_.overlap) launch_ready();
+  }
 }
 
 void Reducer::arm() {
   armed_ = true;
+  synchronise_ = false;
   next_launch_ = 0;
   arrival_.clear();
   begun_ = Clock::now();
@@ -142,33 +161,18 @@ void Reducer::arm() {
 }
 
 void Reducer::on_gradient(int parameter) {
-  if (!synchronise_) return;
-  if (!armed_) arm();
+  if (!armed_) return;
   Place& place = places_[static_cast<std::size_t>(parameter)];
-  const nn::NamedTensor& named = parameters_[static_cast<std::size_t>(parameter)];
-  check<AutogradError>(!place.arrived, "[DDP] the gradient of '", named.name,
+  check<AutogradError>(!place.arrived, "[DDP] the gradient of '",
+                       parameters_[static_cast<std::size_t>(parameter)].name,
                        "' arrived twice in one backward (rank ", group_->rank(),
                        "); a backward inside a hook must not reach DDP's parameters");
   place.arrived = true;
   arrival_.push_back(parameter);
   Bucket& bucket = buckets_[static_cast<std::size_t>(place.bucket)];
-  if (!options_.gradient_as_bucket_view) {
-    Tensor slice = bucket.slices[static_cast<std::size_t>(place.slot)];
-    if (named.tensor.grad().defined()) {
-      slice.copy_(named.tensor.grad());
-    } else {
-      slice.zero_();
-    }
-  } else if (!named.tensor.grad().is_same(grad_destination(named.tensor))) {
-    // Nothing flowed to a parameter of the graph: its gradient is zero here, not elsewhere.
-    Tensor slice = bucket.slices[static_cast<std::size_t>(place.slot)];
-    if (!named.tensor.grad().defined()) slice.zero_();
-    set_grad_destination(named.tensor, slice);
-    Tensor(named.tensor).set_grad(grad_destination(named.tensor));
-  }
   if (--bucket.missing > 0) return;
   bucket.ready = Clock::now();
-  if (options_.overlap) launch_ready();
+  if (synchronise_ && options_.overlap) launch_ready();
 }
 
 void Reducer::launch_ready() {
@@ -179,8 +183,43 @@ void Reducer::launch_ready() {
 }
 
 void Reducer::launch(Bucket& bucket, int index) {
+  collect(bucket);
   bucket.work =
       group_->all_reduce(bucket.memory, comm::ReduceOp::mean, {.owner = str("bucket ", index)});
+}
+
+// Brings into the bucket what does not live there. A parameter of the graph that nothing flowed to
+// has a gradient of zero here, and may have another elsewhere.
+void Reducer::collect(Bucket& bucket) {
+  for (std::size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
+    Tensor parameter = parameters_[static_cast<std::size_t>(bucket.parameters[slot])].tensor;
+    const Tensor& gradient = parameter.grad();
+    const bool views = options_.gradient_as_bucket_view;
+    if (views && gradient.defined() && gradient.is_same(grad_destination(parameter))) continue;
+    Tensor slice = bucket.slices[slot];
+    if (gradient.defined()) {
+      slice.copy_(gradient);
+    } else {
+      slice.zero_();
+    }
+    if (views) parameter.set_grad(grad_destination(parameter));
+  }
+}
+
+// Gives the reduced gradients to the parameters.
+void Reducer::distribute(Bucket& bucket) {
+  if (options_.gradient_as_bucket_view) {
+    bucket.memory.storage().bump_version();
+    return;
+  }
+  for (std::size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
+    Tensor parameter = parameters_[static_cast<std::size_t>(bucket.parameters[slot])].tensor;
+    if (!parameter.grad().defined()) {
+      const MemoryCategoryScope category(MemoryCategory::gradients);
+      parameter.set_grad(Tensor::empty(parameter.shape(), parameter.options()));
+    }
+    Tensor(parameter.grad()).copy_(bucket.slices[slot]);
+  }
 }
 
 void Reducer::require_all_gradients() {
@@ -199,28 +238,16 @@ void Reducer::require_all_gradients() {
 }
 
 void Reducer::finish() {
+  if (!synchronise_) {
+    disarm();
+    return;
+  }
   const Clock::time_point compute_end = Clock::now();
   require_all_gradients();
   launch_ready();
-  for (std::size_t b = 0; b < buckets_.size(); ++b) {
-    Bucket& bucket = buckets_[b];
+  for (Bucket& bucket : buckets_) {
     bucket.work.wait();
-    if (options_.gradient_as_bucket_view) {
-      bucket.memory.storage().bump_version();
-      continue;
-    }
-    for (std::size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
-      const Tensor& parameter =
-          parameters_[static_cast<std::size_t>(bucket.parameters[slot])].tensor;
-      if (parameter.grad().defined()) {
-        Tensor(parameter.grad()).copy_(bucket.slices[slot]);
-      } else {
-        const MemoryCategoryScope category(MemoryCategory::gradients);
-        Tensor fresh = Tensor::empty(parameter.shape(), parameter.options());
-        fresh.copy_(bucket.slices[slot]);
-        Tensor(parameter).set_grad(fresh);
-      }
-    }
+    distribute(bucket);
   }
   fill_report(compute_end);
   rebuild_due_ = options_.rebuild_buckets && rebuilds_ == 0;
@@ -228,12 +255,14 @@ void Reducer::finish() {
 }
 
 void Reducer::fail(const std::exception_ptr& error) {
+  const bool others_wait = synchronise_;
   disarm();
-  group_->abort(str("rank ", group_->rank(), " failed in backward: ", what_of(error)));
+  if (others_wait) group_->abort(str("in backward: ", what_of(error)));
 }
 
 void Reducer::disarm() {
   armed_ = false;
+  synchronise_ = false;
 }
 
 void Reducer::fill_report(Clock::time_point compute_end) {

@@ -32,13 +32,12 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  // When a backward reaches the outputs of a forward that is to synchronise. From here on a failure
-  // of the backward reaches all ranks.
-  void begin_backward();
+  // Before a forward that is to synchronise: rebuilds the buckets when that is due.
+  void rebuild_if_due();
 
-  // Before each forward that records a graph: whether its backward is to synchronise. Rebuilds the
-  // buckets when that is due.
-  void prepare(bool synchronise);
+  // When a backward reaches an output of a forward. It synchronises when one of the forwards it
+  // reaches was to; from then on a failure of it reaches all ranks.
+  void begin_backward(bool synchronise);
 
   struct Bucket {
     DType dtype = DType::f32;
@@ -56,9 +55,10 @@ class Reducer {
   int rebuilds() const { return rebuilds_; }
 
  private:
-  void build(const std::vector<int>& order);
+  std::vector<std::vector<int>> assignment(const std::vector<int>& order) const;
+  void build(const std::vector<std::vector<int>>& assignment);
+  void release_buckets();
   void make_bucket(Bucket& bucket);
-  void rebuild();
   std::vector<int> initial_order() const;
 
   // The stations of one backward.
@@ -66,6 +66,8 @@ class Reducer {
   void on_gradient(int parameter);
   void launch_ready();
   void launch(Bucket& bucket, int index);
+  void collect(Bucket& bucket);
+  void distribute(Bucket& bucket);
   void finish();
   void fail(const std::exception_ptr& error);
   void disarm();
@@ -87,8 +89,8 @@ class Reducer {
   std::vector<Bucket> buckets_;
   std::vector<Place> places_;  // by parameter
 
-  bool synchronise_ = true;  // what the last forward asked for
-  bool armed_ = false;       // a backward of ours is running
+  bool armed_ = false;        // a backward that reached our outputs is running
+  bool synchronise_ = false;  // and it is to synchronise
   std::size_t next_launch_ = 0;
   std::vector<int> arrival_;  // of the running backward
   bool rebuild_due_ = false;

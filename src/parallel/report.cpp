@@ -37,8 +37,8 @@ std::ostream& operator<<(std::ostream& out, const DDPPlan& plan) {
   const FormatScope format(out);
   out << std::fixed << std::setprecision(2) << "DDP over " << plan.world_size
       << " ranks: " << plan.all_reduces << " all-reduces and " << plan.broadcasts
-      << " broadcasts per step, " << mib(plan.logical_bytes) << " MiB (" << mib(plan.moved_bytes)
-      << " MiB moved per rank)\n";
+      << " broadcasts per step, " << mib(plan.logical_bytes) << " MiB ("
+      << mib(plan.exchanged_bytes) << " MiB exchanged per rank)\n";
   for (std::size_t i = 0; i < plan.buckets.size(); ++i) {
     const DDPPlan::Bucket& bucket = plan.buckets[i];
     out << "  bucket " << i << ": " << std::setw(8) << mib(bucket.bytes) << " MiB " << bucket.dtype

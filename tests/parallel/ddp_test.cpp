@@ -113,6 +113,37 @@ TEST_P(DdpTest, TheForwardDecidesWhetherItsBackwardSynchronises) {
   EXPECT_EQ(got[1], (Values{2, 1.5}));
 }
 
+TEST_P(DdpTest, AForwardInBetweenDoesNotDecideForAnother) {
+  const PerRank got = run([](auto& ddp, Tensor x, auto push) {
+    const Tensor outside = ddp(x);
+    Tensor inside;
+    {
+      const NoSync guard = ddp.no_sync();
+      inside = ddp(x * 10.0);
+    }
+    sum(outside).backward();
+    push(grad_of(ddp.module().weight));
+    ddp(x);
+    sum(inside).backward();
+    push(grad_of(ddp.module().weight));
+    sum(ddp(x)).backward();
+    push(grad_of(ddp.module().weight));
+  });
+  EXPECT_EQ(got[0], (Values{1.5, 11.5, 18}));
+  EXPECT_EQ(got[1], (Values{1.5, 21.5, 18}));
+}
+
+TEST_P(DdpTest, ABackwardThroughLocalAndSynchronisingForwardsSynchronises) {
+  const PerRank got = run([](auto& ddp, Tensor x, auto push) {
+    const Tensor outside = ddp(x);
+    const NoSync guard = ddp.no_sync();
+    (sum(outside) + sum(ddp(x * 10.0))).backward();
+    push(grad_of(ddp.module().weight));
+  });
+  EXPECT_EQ(got[0], (Values{16.5}));
+  EXPECT_EQ(got[1], (Values{16.5}));
+}
+
 TEST_P(DdpTest, TwoForwardsBeforeOneBackwardAreSummed) {
   const PerRank got = run([](auto& ddp, Tensor x, auto push) {
     const Tensor first = ddp(x);
@@ -219,7 +250,7 @@ TEST(Ddp, BucketsAreReducedInOrderWithTheirSizes) {
     const DDPPlan plan = ddp.plan();
     ASSERT_EQ(plan.buckets.size(), 3u);
     EXPECT_EQ(plan.buckets[0].parameters, (std::vector<std::string>{"2.weight"}));
-    EXPECT_EQ(plan.moved_bytes, 3 << 20);
+    EXPECT_EQ(plan.exchanged_bytes, 3 << 20);
     EXPECT_EQ(ddp.rebuilds(), 1);
   });
 }

@@ -23,10 +23,10 @@ struct DDPPlan {
   // Collectives of a step: one all-reduce per bucket, and the broadcasts of buffers.
   std::int64_t all_reduces = 0;
   std::int64_t broadcasts = 0;
-  // Logical bytes: what the collectives are called with. Moved bytes: what a rank sends, of an
-  // all-reduce 2 (W - 1) / W of the logical ones.
+  // Logical bytes: what the collectives are called with. Exchanged bytes: the
+  // least that a rank must send to others for that, of an all-reduce 2 (W - 1) / W.
   std::int64_t logical_bytes = 0;
-  std::int64_t moved_bytes = 0;
+  std::int64_t exchanged_bytes = 0;
 
   std::int64_t parameter_bytes = 0;
   std::int64_t gradient_bytes = 0;  // beside the buckets: 0 when gradients are views of them
