@@ -86,6 +86,7 @@ void Member::end() {
   family_->slot(family_ranks_[static_cast<std::size_t>(rank_)])
       .active_group.store(0, std::memory_order_release);
   previous_ = *call_;
+  previous_.stream = {};
   previous_sequence_ = sequence_.load(std::memory_order_relaxed);
   call_ = nullptr;
 }
