@@ -30,6 +30,7 @@ std::unique_ptr<ByteSource> open_bytes(const std::string& path);
 
 // Decompresses `file`, which stands at its beginning and is `bytes` long. In gzip_zlib.cpp, or, for
 // a build without zlib, in no_gzip.cpp, which throws NotSupported.
-std::unique_ptr<ByteSource> open_gzip(UniqueFile file, std::uint64_t bytes, std::string path);
+std::unique_ptr<ByteSource> open_gzip(UniqueFile file, std::uint64_t bytes,
+                                      const std::string& path);
 
 }  // namespace cohort::data

@@ -11,7 +11,7 @@ namespace cohort::data {
 namespace {
 
 std::string find_file(const std::string& root, const std::string& name) {
-  for (const std::string& candidate : {root + "/" + name, root + "/" + name + ".gz"}) {
+  for (const std::string& candidate : {str(root, "/", name), str(root, "/", name, ".gz")}) {
     if (std::filesystem::exists(candidate)) return candidate;
   }
   throw FileError(str("[FashionMnist] there is no ", name, " or ", name, ".gz (directory ", root,

@@ -81,8 +81,9 @@ class GzipFile final : public ByteSource {
 
 }  // namespace
 
-std::unique_ptr<ByteSource> open_gzip(UniqueFile file, std::uint64_t bytes, std::string path) {
-  return std::make_unique<GzipFile>(std::move(file), bytes, std::move(path));
+std::unique_ptr<ByteSource> open_gzip(UniqueFile file, std::uint64_t bytes,
+                                      const std::string& path) {
+  return std::make_unique<GzipFile>(std::move(file), bytes, path);
 }
 
 }  // namespace cohort::data

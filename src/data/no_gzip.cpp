@@ -4,7 +4,7 @@
 namespace cohort::data {
 
 std::unique_ptr<ByteSource> open_gzip(UniqueFile /*file*/, std::uint64_t /*bytes*/,
-                                      std::string path) {
+                                      const std::string& path) {
   throw NotSupported(str("[open] the file is compressed, and this build has no zlib (file ", path,
                          "); unpack it with gunzip, or build with COHORT_ZLIB=ON"));
 }

@@ -60,53 +60,53 @@ double calculate_gain(Nonlinearity nonlinearity, double slope) {
   return 1;
 }
 
-void constant_(Tensor tensor, double value) {
+void constant_(const Tensor& tensor, double value) {
   const NoGrad no_grad;
-  tensor.fill_(value);
+  Tensor(tensor).fill_(value);
 }
 
-void zeros_(Tensor tensor) {
-  constant_(std::move(tensor), 0);
+void zeros_(const Tensor& tensor) {
+  constant_(tensor, 0);
 }
 
-void ones_(Tensor tensor) {
-  constant_(std::move(tensor), 1);
+void ones_(const Tensor& tensor) {
+  constant_(tensor, 1);
 }
 
-void uniform_(Tensor tensor, double low, double high) {
+void uniform_(const Tensor& tensor, double low, double high) {
   check(low <= high, "[uniform_] low ", low, " is above high ", high);
   if (!wants_numbers("uniform_", tensor)) return;
   const NoGrad no_grad;
-  cohort::uniform_(tensor, low, high, Context::current().init_generator);
+  Tensor target = tensor;
+  cohort::uniform_(target, low, high, Context::current().init_generator);
 }
 
-void normal_(Tensor tensor, double mean, double deviation) {
+void normal_(const Tensor& tensor, double mean, double deviation) {
   check(deviation >= 0, "[normal_] deviation ", deviation, " is negative");
   if (!wants_numbers("normal_", tensor)) return;
   const NoGrad no_grad;
-  cohort::normal_(tensor, mean, deviation, Context::current().init_generator);
+  Tensor target = tensor;
+  cohort::normal_(target, mean, deviation, Context::current().init_generator);
 }
 
-void kaiming_uniform_(Tensor tensor, const KaimingOptions& options) {
+void kaiming_uniform_(const Tensor& tensor, const KaimingOptions& options) {
   if (tensor.numel() == 0) return;
   uniform_with_deviation(tensor, kaiming_deviation(tensor, options));
 }
 
-void kaiming_normal_(Tensor tensor, const KaimingOptions& options) {
+void kaiming_normal_(const Tensor& tensor, const KaimingOptions& options) {
   if (tensor.numel() == 0) return;
-  const double deviation = kaiming_deviation(tensor, options);
-  normal_(std::move(tensor), 0, deviation);
+  normal_(tensor, 0, kaiming_deviation(tensor, options));
 }
 
-void xavier_uniform_(Tensor tensor, double gain) {
+void xavier_uniform_(const Tensor& tensor, double gain) {
   if (tensor.numel() == 0) return;
   uniform_with_deviation(tensor, xavier_deviation(tensor, gain));
 }
 
-void xavier_normal_(Tensor tensor, double gain) {
+void xavier_normal_(const Tensor& tensor, double gain) {
   if (tensor.numel() == 0) return;
-  const double deviation = xavier_deviation(tensor, gain);
-  normal_(std::move(tensor), 0, deviation);
+  normal_(tensor, 0, xavier_deviation(tensor, gain));
 }
 
 }  // namespace cohort::nn::init

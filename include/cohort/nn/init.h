@@ -29,20 +29,20 @@ Fans fans_of(const Tensor& weight);
 // The factor that keeps variances through a nonlinearity; `slope` is leaky_relu's.
 double calculate_gain(Nonlinearity nonlinearity, double slope = 0.01);
 
-void constant_(Tensor tensor, double value);
-void zeros_(Tensor tensor);
-void ones_(Tensor tensor);
-void uniform_(Tensor tensor, double low = 0, double high = 1);
-void normal_(Tensor tensor, double mean = 0, double deviation = 1);
+void constant_(const Tensor& tensor, double value);
+void zeros_(const Tensor& tensor);
+void ones_(const Tensor& tensor);
+void uniform_(const Tensor& tensor, double low = 0, double high = 1);
+void normal_(const Tensor& tensor, double mean = 0, double deviation = 1);
 
 // He, Zhang, Ren, Sun: Delving Deep into Rectifiers, 2015. Uniform in +-gain * sqrt(3 / fan), or
 // normal with deviation gain / sqrt(fan).
-void kaiming_uniform_(Tensor tensor, const KaimingOptions& options = {});
-void kaiming_normal_(Tensor tensor, const KaimingOptions& options = {});
+void kaiming_uniform_(const Tensor& tensor, const KaimingOptions& options = {});
+void kaiming_normal_(const Tensor& tensor, const KaimingOptions& options = {});
 
 // Glorot, Bengio: Understanding the Difficulty of Training Deep Feedforward Neural Networks, 2010.
 // Uniform in +-gain * sqrt(6 / (in + out)), or normal with deviation gain * sqrt(2 / (in + out)).
-void xavier_uniform_(Tensor tensor, double gain = 1);
-void xavier_normal_(Tensor tensor, double gain = 1);
+void xavier_uniform_(const Tensor& tensor, double gain = 1);
+void xavier_normal_(const Tensor& tensor, double gain = 1);
 
 }  // namespace cohort::nn::init

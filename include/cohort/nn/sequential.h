@@ -36,7 +36,7 @@ class Sequential : public Layer {
   // Moves the layer in. (A Sequential among the layers is an element of its own.)
   template <std::derived_from<Layer> L>
   Sequential& push_back(L&& layer) {
-    return push_back(std::make_shared<L>(std::move(layer)));
+    return push_back(std::make_shared<L>(std::forward<L>(layer)));
   }
 
   Tensor forward(const Tensor& x) override {
