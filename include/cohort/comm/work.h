@@ -11,8 +11,8 @@ namespace cohort::comm {
 
 struct WorkState;
 
-// When a collective passed its stations, by this rank's host clock. On CUDA `started` and `finished`
-// are the device's marks, brought to the host's clock (docs/cuda.md says how exactly).
+// When a collective passed its stations, by this rank's host clock. On CUDA `started` and
+// `finished` are the device's marks, brought to the host's clock (docs/cuda.md says how exactly).
 struct WorkTimes {
   Clock::time_point enqueued;  // the call
   Clock::time_point started;   // its turn in the rank's queue had come and its inputs were ready
@@ -30,8 +30,8 @@ class Work {
   // Makes work enqueued from now on on the context's current compute stream run after this. On the
   // CPU's inline stream that blocks the caller, and rethrows the collective's error (TimeoutError
   // when `timeout` passes first; the work goes on). On a queued stream the error surfaces when the
-  // stream is synchronised, and `timeout` has no effect. On CUDA the device waits: an error surfaces
-  // from synchronize(), error(), and the group's next call.
+  // stream is synchronised, and `timeout` has no effect. On CUDA the device waits: an error
+  // surfaces from synchronize(), error(), and the group's next call.
   void wait(std::optional<Milliseconds> timeout = {}) const;
   // Blocks the calling thread until the work is done; errors as above.
   void synchronize(std::optional<Milliseconds> timeout = {}) const;

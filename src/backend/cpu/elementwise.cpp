@@ -1,9 +1,9 @@
 #include "backend/cpu/copy.h"
 #include "backend/cpu/elementwise_convert.h"
-#include "backend/elementwise_loops.h"
 #include "backend/cpu/elementwise_maps.h"
 #include "backend/cpu/families.h"
 #include "backend/elementwise_kernels.h"
+#include "backend/elementwise_loops.h"
 
 namespace cohort::backend::cpu {
 namespace {

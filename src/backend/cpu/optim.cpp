@@ -1,9 +1,9 @@
 #include <algorithm>
 
 #include "backend/cpu/elementwise_convert.h"
-#include "backend/elementwise_loops.h"
 #include "backend/cpu/families.h"
 #include "backend/cpu/optim_updates.h"
+#include "backend/elementwise_loops.h"
 #include "backend/optim_kernels.h"
 
 namespace cohort::backend::cpu {

@@ -2,9 +2,9 @@
 #include <cmath>
 
 #include "backend/cpu/elementwise_convert.h"
-#include "backend/elementwise_loops.h"
 #include "backend/cpu/families.h"
 #include "backend/cpu/random_maps.h"
+#include "backend/elementwise_loops.h"
 #include "backend/random_kernels.h"
 
 namespace cohort::backend::cpu {

@@ -2,10 +2,10 @@
 #include <cstring>
 
 #include "backend/cpu/elementwise_convert.h"
-#include "backend/elementwise_loops.h"
 #include "backend/cpu/families.h"
 #include "backend/cpu/reduce_exact.h"
 #include "backend/cpu/reduce_sum.h"
+#include "backend/elementwise_loops.h"
 #include "backend/reduce_kernels.h"
 
 namespace cohort::backend::cpu {

@@ -6,8 +6,8 @@
 #include <type_traits>
 
 #include "backend/cpu/elementwise_convert.h"
-#include "backend/elementwise_loops.h"
 #include "backend/cpu/reduce_add.h"
+#include "backend/elementwise_loops.h"
 
 namespace cohort::backend::cpu {
 namespace {
