@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cohort/comm/init.h"
 #include "cohort/core/error.h"
 #include "tools/commands.h"
 
@@ -191,6 +192,11 @@ void Supervisor::on_exit(int rank, int status) {
     }
     output_.say(str(name(rank), " ", what, then));
     if (requested_signal_ == 0) begin_grace(true);
+  } else if (code != 0 && !crashed && first_failure_ == comm::kExitPeer &&
+             code != comm::kExitPeer) {
+    // The one that heard of the failure was faster out than the one that failed.
+    first_failure_ = code;
+    output_.say(str(name(rank), " failed with exit code ", code, ", and was the cause"));
   }
   // The last rank is gone; helpers that it left behind are not a reason to stay.
   if (running_ == 0) kill_all();

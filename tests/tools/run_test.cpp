@@ -157,7 +157,10 @@ INSTANTIATE_TEST_SUITE_P(
         Ending{"ExitCode", "[ $RANK = 0 ] || exit 42", 42, "rank 1 (pid "},
         Ending{"Signal", "[ $RANK = 0 ] || kill -SEGV $$", 128 + SIGSEGV, "was ended by SIGSEGV"},
         Ending{"Killed", "[ $RANK = 0 ] || kill -KILL $$", 128 + SIGKILL, "was ended by SIGKILL"},
-        Ending{"FirstFailureCounts", "[ $RANK = 1 ] && exit 5; sleep 1; exit 6", 5, "exit code 5"}),
+        Ending{"FirstFailureCounts", "[ $RANK = 1 ] && exit 5; sleep 1; exit 6", 5, "exit code 5"},
+        // 71 says "another rank failed first": that one's code is the job's.
+        Ending{"TheCauseBeatsWhoHeardOfIt", "[ $RANK = 1 ] && exit 71; sleep 1; exit 6", 6,
+               "was the cause"}),
     [](const auto& info) { return info.param.name; });
 
 TEST_P(Endings, GiveTheExitCodeOfTheFirstFailingRank) {
