@@ -53,7 +53,7 @@ void log_cuda(cudaError_t code, const char* call) noexcept {
     check_cuda(code, call);
   } catch (const std::exception& error) {
     try {
-      log::warn(error.what());
+      logging::warn(error.what());
     } catch (...) {
       return;  // no memory to say it
     }

@@ -11,7 +11,7 @@ namespace {
 void log_nccl(ncclResult_t result, const char* call) noexcept {
   if (result == ncclSuccess || result == ncclInProgress) return;
   try {
-    log::warn(str("[nccl] ", call, ": ", ncclGetErrorString(result)));
+    logging::warn(str("[nccl] ", call, ": ", ncclGetErrorString(result)));
   } catch (...) {
     return;  // no memory to say it
   }
@@ -88,7 +88,7 @@ void Communicator::close(Deadline deadline) noexcept {
       log_nccl(ncclCommDestroy(std::exchange(comm_, nullptr)), "ncclCommDestroy");
     }
   } catch (const std::exception& error) {
-    log::warn(error.what());
+    logging::warn(error.what());
     abort();
   }
 }

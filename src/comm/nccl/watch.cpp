@@ -169,7 +169,7 @@ std::optional<Watch::Failure> Watch::told() {
   } catch (const std::exception& error) {
     // Its host may have left first; deadlines and NCCL's own errors remain.
     store_gone_ = true;
-    log::debug(str("[nccl] the store of group '", group_, "' is gone: ", error.what()));
+    logging::debug(str("[nccl] the store of group '", group_, "' is gone: ", error.what()));
     return std::nullopt;
   }
 }
@@ -192,7 +192,7 @@ void Watch::tell(const Failure& failure) noexcept {
   try {
     store_->compare_and_set(kFailureKey, std::nullopt, str(failure.rank, ' ', failure.text), kTell);
   } catch (const std::exception& error) {
-    log::debug(str("[nccl] group '", group_, "' could not tell its peers: ", error.what()));
+    logging::debug(str("[nccl] group '", group_, "' could not tell its peers: ", error.what()));
   }
 }
 
