@@ -1,3 +1,9 @@
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cohort/core/error.h"
 #include "tools/bench.h"
 #include "tools/commands.h"
 
@@ -14,7 +20,8 @@ constexpr Command kBenchmarks[] = {
 }  // namespace
 
 std::function<int()> define_bench(CLI::App& app) {
-  app.require_subcommand(1);
+  // None is told by us: the parser's message for a wrong name would be that one is missing.
+  app.require_subcommand(0, 1);
   app.footer(
       "Times are medians over runs after a warm-up, of the rank with the greatest one. The ranks "
       "are started as by `cohort run`, unless a launcher has started this process as one.");
@@ -27,7 +34,10 @@ std::function<int()> define_bench(CLI::App& app) {
     for (const auto& [sub, action] : actions) {
       if (sub->parsed()) return action();
     }
-    return kExitUsage;
+    std::string names;
+    for (const Command& benchmark : kBenchmarks)
+      names += str(names.empty() ? "" : ", ", benchmark.name);
+    throw InvalidArgument("[bench] no benchmark was named; there are " + names);
   };
 }
 

@@ -176,7 +176,7 @@ TEST_P(BenchRefuses, WithAMessageAndExitCodeTwo) {
 
 INSTANTIATE_TEST_SUITE_P(
     Options, BenchRefuses,
-    testing::Values(Refusal{"nothing", {}, "subcommand is required"},
+    testing::Values(Refusal{"nothing", {}, "no benchmark was named"},
                     Refusal{"unknown_benchmark", {"speed"}, "speed"},
                     Refusal{"unknown_operation", {"collective", "--op", "reduce"}, "--op"},
                     Refusal{"negative_bytes", {"collective", "--bytes=-1"}, "--bytes"},
