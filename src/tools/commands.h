@@ -21,5 +21,6 @@ inline constexpr int kExitNotFound = 127;
 inline constexpr int kExitSignal = 128;  // plus the signal's number
 
 std::function<int()> define_run(CLI::App& app);
+std::function<int()> define_bench(CLI::App& app);
 
 }  // namespace cohort::tools

@@ -14,6 +14,7 @@ namespace {
 // Every subcommand, in the order in which the help lists them.
 constexpr Command kCommands[] = {
     {"run", "Start a program as the ranks of a job", define_run},
+    {"bench", "Measure collectives and training steps", define_bench},
 };
 
 // Removes a "--" between the options and the program of a command that starts one; the parser would
