@@ -85,6 +85,7 @@ std::vector<std::vector<int>> assign_buckets(std::span<const BucketItem> items,
   std::sort(by_readiness.begin(), by_readiness.end(),
             [&](std::size_t a, std::size_t b) { return last_chunk[a] < last_chunk[b]; });
   std::vector<std::vector<int>> sorted;
+  sorted.reserve(buckets.size());
   for (const std::size_t i : by_readiness) sorted.push_back(std::move(buckets[i]));
   return sorted;
 }

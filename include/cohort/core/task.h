@@ -26,8 +26,8 @@ class Task {
   };
   template <typename F>
   struct Model final : Callable {
-    template <typename G>
-    explicit Model(G&& given) : fn(std::forward<G>(given)) {}
+    explicit Model(F&& given) : fn(std::move(given)) {}
+    explicit Model(const F& given) : fn(given) {}
     void call() override { fn(); }
     F fn;
   };
