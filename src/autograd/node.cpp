@@ -63,7 +63,7 @@ Edge gradient_edge(const Tensor& tensor) {
   return {IntrusivePtr<Node>(meta->accumulator), 0};
 }
 
-void connect(std::span<Tensor> outputs, IntrusivePtr<Node> node,
+void connect(std::span<Tensor> outputs, IntrusivePtr<Node> node,  // NOLINT: callers give it up
              std::span<const Tensor* const> inputs) {
   node->edges_.reserve(inputs.size());
   for (const Tensor* input : inputs) node->edges_.push_back(gradient_edge(*input));

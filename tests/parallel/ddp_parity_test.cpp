@@ -2,43 +2,19 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <map>
+#include <mutex>
 
-#include "cohort/models/models.h"
-#include "cohort/nn/conv.h"
-#include "cohort/nn/norm.h"
-#include "cohort/optim/adam.h"
-#include "cohort/optim/sgd.h"
 #include "parallel/ddp_fixture.h"
+#include "parallel/training.h"
+#include "support/child_process.h"
 
 namespace cohort {
 namespace {
 
-constexpr int kSteps = 20;
-constexpr std::int64_t kBatch = 12;  // divides by 1, 2, 3 and 4
-
-// A step's whole batch; the same on all ranks.
-struct Batch {
-  Tensor inputs;
-  Tensor targets;
-};
-
-Batch batch_of(int step) {
-  Generator generator(1000 + static_cast<std::uint64_t>(step));
-  Tensor inputs = Tensor::empty({kBatch, 20});
-  normal_(inputs, 0, 1, generator);
-  std::vector<std::int64_t> targets;
-  for (std::int64_t i = 0; i < kBatch; ++i) targets.push_back((i * 7 + step) % 5);
-  return {inputs, Tensor::from(targets, {kBatch})};
-}
-
-using Parameters = std::vector<std::vector<float>>;
-
-Parameters values_of(const std::vector<Tensor>& tensors) {
-  Parameters values;
-  for (const Tensor& tensor : tensors) values.push_back(tensor.to_vector<float>());
-  return values;
-}
+using test::kSteps;
+using test::Parameters;
 
 struct Run {
   int world = 1;
@@ -49,29 +25,10 @@ struct Run {
 
 // The parameters after kSteps, of rank 0, after all ranks were found bitwise equal.
 Parameters train(const Run& run) {
-  Parameters result;
   std::mutex mutex;
   std::map<int, Parameters> by_rank;
   comm::LocalWorld(run.world, {.runtime = run.runtime}).run([&](const Group& group) {
-    manual_seed(42);
-    DDP ddp(models::make_mlp("20-64-64-5"), group, run.ddp);
-    std::unique_ptr<optim::Optimizer> optimizer;
-    if (run.adam) {
-      optimizer = std::make_unique<optim::AdamW>(ddp.parameters(), optim::AdamWOptions{.lr = 1e-3});
-    } else {
-      optimizer = std::make_unique<optim::SGD>(ddp.parameters(),
-                                               optim::SGDOptions{.lr = 0.05, .momentum = 0.9});
-    }
-    const std::int64_t share = kBatch / run.world;
-    for (int step = 0; step < kSteps; ++step) {
-      const Batch batch = batch_of(step);
-      const Tensor x = narrow(batch.inputs, 0, group->rank() * share, share);
-      const Tensor y = narrow(batch.targets, 0, group->rank() * share, share);
-      optimizer->zero_grad();
-      cross_entropy(ddp(x), y).backward();
-      optimizer->step();
-    }
-    Parameters mine = values_of(ddp.parameters());
+    Parameters mine = test::train_rank(group, run.ddp, run.adam);
     const std::lock_guard lock(mutex);
     by_rank[group->rank()] = std::move(mine);
   });
@@ -131,6 +88,22 @@ TEST_P(DdpParity, NoOptionChangesABit) {
   }
   EXPECT_EQ(train({.world = world, .ddp = {.reverse_registration = false}}), expected);
   EXPECT_EQ(train({.world = world, .ddp = {.rebuild_buckets = false}}), expected);
+}
+
+TEST(DdpProcesses, ReachTheSameBitsAsThreads) {
+  const Parameters expected = train({.world = 2});
+  for (const char* cap : {"0.001", "0.1", "1", "25"}) {
+    for (const char* overlap : {"0", "1"}) {
+      test::ChildProcess job({COHORT_TEST_BIN "/cohort", "run", "-n", "2",
+                              COHORT_TEST_BIN "/ddp_child", cap, overlap});
+      ASSERT_EQ(job.wait(std::chrono::seconds(60)), 0) << job.out() << job.err();
+      ASSERT_TRUE(job.wait_for_end_of_output(std::chrono::seconds(10)));
+      for (const char* rank : {"rank 0", "rank 1"}) {
+        EXPECT_NE(job.out().find(str(rank, " hash ", test::hash_of(expected))), std::string::npos)
+            << job.out();
+      }
+    }
+  }
 }
 
 // The number of seeds: COHORT_TEST_SEEDS, or 5.

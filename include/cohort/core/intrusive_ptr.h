@@ -49,7 +49,7 @@ class IntrusivePtr {
       : IntrusivePtr(static_cast<T*>(other.get())) {}
   ~IntrusivePtr() { reset(); }
 
-  IntrusivePtr& operator=(const IntrusivePtr& other) {
+  IntrusivePtr& operator=(const IntrusivePtr& other) {  // NOLINT: copy and swap is safe
     IntrusivePtr(other).swap(*this);
     return *this;
   }

@@ -34,7 +34,8 @@ template <typename To, typename From>
 HWY_INLINE To saturate(From value) {
   // The bounds as floating numbers: the upper one is max + 1, a power of two, hence exact.
   constexpr From low = static_cast<From>(std::numeric_limits<To>::min());
-  constexpr From high = static_cast<From>(std::numeric_limits<To>::max() / 2 + 1) * From{2};
+  constexpr To half = std::numeric_limits<To>::max() / 2 + 1;
+  constexpr From high = static_cast<From>(half) * From{2};
   if (!(value >= low)) return value < low ? std::numeric_limits<To>::min() : To{0};
   return value < high ? static_cast<To>(value) : std::numeric_limits<To>::max();
 }
