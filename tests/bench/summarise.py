@@ -1,4 +1,4 @@
-"""Prints the table of vs_pytorch.sh from lines of "name milliseconds", one per round and name."""
+"""Prints the table of vs_pytorch.sh from lines of "name round number"."""
 import collections
 import random
 import statistics
@@ -32,9 +32,8 @@ def read(path):
     samples = collections.defaultdict(list)
     with open(path, encoding="utf-8") as lines:
         for line in lines:
-            words = line.split()
-            if len(words) == 2:
-                samples[words[0]].append(float(words[1]))
+            name, _, value = line.split()  # rounds are complete, and in order
+            samples[name].append(float(value))
     return samples
 
 
@@ -55,7 +54,7 @@ def print_row(row, samples):
         values = samples[first]
         peer, mine = "-", f"{statistics.median(values):.3f}"
     else:
-        values = [a / b for a, b in zip(samples[first], samples[second])]
+        values = [a / b for a, b in zip(samples[first], samples[second], strict=True)]
         peer, mine = (f"{statistics.median(samples[name]):.3f}" for name in needed)
         if first == "reduce":  # ours / bound
             peer, mine = mine, peer

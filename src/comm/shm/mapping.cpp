@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdint>
 #include <system_error>
 
 #include "cohort/core/error.h"
@@ -14,15 +13,6 @@
 
 namespace cohort::comm::shm {
 namespace {
-
-constexpr std::size_t kPage = 4096;
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
-
-// MADV_COLLAPSE of Linux 6.1, which Debian 12's C library does not name: turns pages that are there
-// into huge ones, also where the system gives shared memory none by itself (the usual setting).
-// Streaming through 4 KiB pages takes a tenth longer, in collectives and in whoever else uses the
-// buffers.
-constexpr int kCollapse = 25;
 
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
@@ -34,30 +24,6 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW;
   throw OutOfMemory(message);
 }
 
-std::byte* round_up(std::byte* address, std::size_t multiple) {
-  const auto past = reinterpret_cast<std::uintptr_t>(address) % multiple;
-  return past == 0 ? address : address + (multiple - past);
-}
-
-// Maps `file` at a multiple of the huge page's size, without which there are no huge pages: in the
-// middle of a larger range, whose ends are given back.
-std::byte* map_aligned(int file, std::size_t bytes) {
-  const std::size_t room = bytes + kHugePage + kPage;
-  void* const reserved = mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (reserved == MAP_FAILED) refuse("mmap", bytes, errno);
-  auto* const first = static_cast<std::byte*>(reserved);
-  std::byte* const begin = round_up(first, kHugePage);
-  std::byte* const end = round_up(begin + bytes, kPage);
-  if (mmap(begin, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) == MAP_FAILED) {
-    const int code = errno;
-    munmap(reserved, room);
-    refuse("mmap", bytes, code);
-  }
-  if (begin > first) munmap(first, static_cast<std::size_t>(begin - first));
-  munmap(end, static_cast<std::size_t>(first + room - end));
-  return begin;
-}
-
 }  // namespace
 
 void Descriptor::reset(int number) {
@@ -66,10 +32,12 @@ void Descriptor::reset(int number) {
 }
 
 Mapping::Mapping(Descriptor file, std::size_t bytes) : file_(file.get()), bytes_(bytes) {
-  data_ = map_aligned(file.get(), bytes);
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  if (data == MAP_FAILED) refuse("mmap", bytes, errno);
   // Wishes, whose failure costs only time (huge pages) or privacy of a core dump's size.
-  madvise(data_, bytes, MADV_HUGEPAGE);
-  madvise(data_, bytes, MADV_DONTDUMP);
+  madvise(data, bytes, MADV_HUGEPAGE);
+  madvise(data, bytes, MADV_DONTDUMP);
+  data_ = static_cast<std::byte*>(data);
   file.release();
 }
 
@@ -108,24 +76,14 @@ void Mapping::reserve(std::size_t offset, std::size_t bytes) {
     code = posix_fallocate(file_.load(), static_cast<off_t>(offset), static_cast<off_t>(bytes));
   } while (code == EINTR);
   if (code != 0) refuse("fallocate", bytes, code);
-  make_present(offset, bytes);
 }
 
 void Mapping::prefault() {
-  make_present(0, bytes_);
-}
-
-void Mapping::make_present(std::size_t offset, std::size_t bytes) {
-  std::byte* const begin = data_ + offset / kPage * kPage;
-  std::byte* const end = data_ + offset + bytes;
-  const auto length = static_cast<std::size_t>(end - begin);
-  if (madvise(begin, length, MADV_POPULATE_WRITE) != 0) {
-    // Before Linux 5.14: touch each page. Reading is enough: the pages exist.
-    for (std::byte* at = begin; at < end; at += kPage) {
-      static_cast<void>(*static_cast<volatile std::byte*>(at));
-    }
+  if (madvise(data_, bytes_, MADV_POPULATE_WRITE) == 0) return;
+  // Before Linux 5.14: touch each page. Reading is enough: the pages exist.
+  for (std::size_t at = 0; at < bytes_; at += 4096) {
+    static_cast<void>(*static_cast<volatile std::byte*>(data_ + at));
   }
-  madvise(begin, length, kCollapse);  // a wish: fails where there is nothing to gain, too
 }
 
 void Mapping::close_file() {

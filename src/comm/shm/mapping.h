@@ -56,7 +56,6 @@ class Mapping {
 
  private:
   Mapping(Descriptor file, std::size_t bytes);
-  void make_present(std::size_t offset, std::size_t bytes);
 
   std::atomic<int> file_;
   std::byte* data_ = nullptr;
