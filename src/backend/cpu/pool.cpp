@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <type_traits>
 #include <vector>
@@ -55,7 +56,7 @@ void max_planes(const View& out, const View& indices, const View& x, const Windo
           const std::int64_t place = i * from.width + j;
           const Compute<T> value = static_cast<Compute<T>>(plane[place]);
           // The first of equals wins, and a NaN wins over all.
-          if (value > static_cast<Compute<T>>(plane[best]) || value != value) best = place;
+          if (value > static_cast<Compute<T>>(plane[best]) || std::isnan(value)) best = place;
         }
       }
       values[at] = plane[best];

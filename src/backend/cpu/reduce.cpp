@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "backend/cpu/elementwise_convert.h"
@@ -30,7 +31,7 @@ constexpr std::int64_t kColumns = 256;
 template <typename T>
 bool beats(T challenger, T best) {
   if constexpr (std::is_floating_point_v<T>) {
-    return challenger > best || (challenger != challenger && best == best);
+    return challenger > best || (std::isnan(challenger) && !std::isnan(best));
   } else {
     return challenger > best;
   }
