@@ -92,6 +92,7 @@ void LocalWorld::run(const RankFunction& fn) const {
   const auto hub = shm::make_hub();
   FirstError first;
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<std::size_t>(size_));
   for (int rank = 0; rank < size_; ++rank) {
     threads.emplace_back([&, rank] { run_rank(hub, rank, size_, options_, fn, first); });
   }

@@ -34,14 +34,13 @@ std::string_view file_name(std::string_view path) {
 
 }  // namespace
 
-void check_cuda(cudaError_t code, const char* call, const std::source_location& where) {
+void check_cuda(cudaError_t code, const char* call, const char* file, int line) {
   if (code == cudaSuccess) [[likely]] {
     return;
   }
   cudaGetLastError();
-  const std::string text =
-      str("[cuda] ", call, " failed: ", cudaGetErrorString(code), " (", cudaGetErrorName(code),
-          ", ", file_name(where.file_name()), ":", where.line(), ")");
+  const std::string text = str("[cuda] ", call, " failed: ", cudaGetErrorString(code), " (",
+                               cudaGetErrorName(code), ", ", file_name(file), ":", line, ")");
   check<OutOfMemory>(code != cudaErrorMemoryAllocation, text,
                      "; use a smaller batch, or shard the model");
   throw Error(str(text, "; ", hint_for(code)));
