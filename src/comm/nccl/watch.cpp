@@ -89,7 +89,7 @@ Event Watch::add(const Call& call, Event end, std::shared_ptr<WorkState> state,
   // A failure between the call and here has not given this one up.
   if (failed) mark->give_up(worded(*failed, call.operation));
   changed_.notify_all();
-  return Event(std::move(mark));
+  return Event(mark);
 }
 
 void Watch::abort(int culprit, const std::string& reason) noexcept {
@@ -174,7 +174,7 @@ std::optional<Watch::Failure> Watch::told() {
   }
 }
 
-void Watch::end_with(Failure failure, bool tell_peers) noexcept {
+void Watch::end_with(const Failure& failure, bool tell_peers) noexcept {
   std::vector<IntrusivePtr<Mark>> open;
   {
     const std::lock_guard lock(mutex_);

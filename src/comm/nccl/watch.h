@@ -86,7 +86,7 @@ class Watch {
   std::optional<Failure> overdue();
   // The failure that a peer has told, if any.
   std::optional<Failure> told();
-  void end_with(Failure failure, bool tell_peers) noexcept;
+  void end_with(const Failure& failure, bool tell_peers) noexcept;
   void tell(const Failure& failure) noexcept;
   std::exception_ptr worded(const Failure& failure, Operation operation) const;
 
