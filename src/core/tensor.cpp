@@ -100,11 +100,11 @@ std::vector<T> Tensor::to_vector() const {
   return std::vector<T>(first, first + numel());
 }
 
-template std::vector<float> Tensor::to_vector() const;
-template std::vector<double> Tensor::to_vector() const;
-template std::vector<std::int32_t> Tensor::to_vector() const;
-template std::vector<std::int64_t> Tensor::to_vector() const;
-template std::vector<std::uint8_t> Tensor::to_vector() const;
+template std::vector<float> Tensor::to_vector<float>() const;
+template std::vector<double> Tensor::to_vector<double>() const;
+template std::vector<std::int32_t> Tensor::to_vector<std::int32_t>() const;
+template std::vector<std::int64_t> Tensor::to_vector<std::int64_t>() const;
+template std::vector<std::uint8_t> Tensor::to_vector<std::uint8_t>() const;
 
 template <typename T>
 T Tensor::item() const {
@@ -112,10 +112,10 @@ T Tensor::item() const {
   return to_vector<T>().front();
 }
 
-template float Tensor::item() const;
-template double Tensor::item() const;
-template std::int32_t Tensor::item() const;
-template std::int64_t Tensor::item() const;
+template float Tensor::item<float>() const;
+template double Tensor::item<double>() const;
+template std::int32_t Tensor::item<std::int32_t>() const;
+template std::int64_t Tensor::item<std::int64_t>() const;
 
 double Tensor::item() const {
   return item<double>();

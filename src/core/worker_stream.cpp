@@ -141,9 +141,9 @@ class Queue {
 
 class WorkerStream final : public StreamImpl {
  public:
-  WorkerStream(const std::string& name, const WorkerStreamOptions& options)
-      : StreamImpl(Device::cpu(), name, /*runs_inline=*/false),
-        queue_(std::make_shared<Queue>(name, options.delay_seed)),
+  WorkerStream(std::string given, const WorkerStreamOptions& options)
+      : StreamImpl(Device::cpu(), std::move(given), /*runs_inline=*/false),
+        queue_(std::make_shared<Queue>(name(), options.delay_seed)),
         thread_([queue = queue_] { queue->run(); }) {}
 
   ~WorkerStream() override {
@@ -193,7 +193,7 @@ class WorkerStream final : public StreamImpl {
 }  // namespace
 
 Stream make_worker_stream(std::string name, WorkerStreamOptions options) {
-  return Stream(make_intrusive<WorkerStream>(name, options));
+  return Stream(make_intrusive<WorkerStream>(std::move(name), options));
 }
 
 }  // namespace cohort

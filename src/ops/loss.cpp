@@ -104,7 +104,7 @@ Tensor mse_loss(const Tensor& input, const Tensor& target, Reduction reduction) 
   check<ShapeError>(input.shape() == target.shape(), "[mse_loss] shapes ", input.shape(), " and ",
                     target.shape(), " differ");
   const Tensor difference = sub(input, target);
-  const Tensor squares = mul(difference, difference);
+  Tensor squares = mul(difference, difference);
   switch (reduction) {
     case Reduction::none:
       return squares;

@@ -138,8 +138,11 @@ void check_running(const Tensor& x, const Tensor& mean, const Tensor& var, bool 
 
 }  // namespace
 
+// The running statistics are taken by value, as handles to write to.
+// NOLINTBEGIN(performance-unnecessary-value-param)
 Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor running_mean,
                   Tensor running_var, const BatchNormOptions& options) {
+  // NOLINTEND(performance-unnecessary-value-param)
   check_floating("batch_norm", x);
   check<ShapeError>(x.rank() == 2 || x.rank() == 4, "[batch_norm] input of shape ", x.shape(),
                     "; needs [N, C] or [N, C, H, W]");

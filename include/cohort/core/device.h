@@ -17,7 +17,7 @@ struct Device {
   DeviceType type = DeviceType::cpu;
   std::int16_t index = 0;  // which GPU; 0 on cpu and meta
 
-  auto operator<=>(const Device&) const = default;
+  auto operator<=>(const Device&) const = default;  // NOLINT(modernize-use-nullptr)
 
   static constexpr Device cpu() { return {DeviceType::cpu, 0}; }
   static constexpr Device meta() { return {DeviceType::meta, 0}; }
