@@ -18,12 +18,12 @@ using testing::HasSubstr;
 
 TEST(LocalWorld, GivesEachRankARuntimeOfItsOwn) {
   std::mutex mutex;
-  std::set<Runtime*> runtimes;
+  std::set<std::shared_ptr<Runtime>> runtimes;  // kept, so that no address is used twice
   std::set<std::uint64_t> subsequences;
   LocalWorld(4).run([&](const Group& group) {
     const std::lock_guard lock(mutex);
     EXPECT_EQ(Context::current().runtime()->rank(), group->rank());
-    runtimes.insert(Context::current().runtime().get());
+    runtimes.insert(Context::current().runtime());
     subsequences.insert(Context::current().generator.state().subsequence);
   });
   EXPECT_EQ(runtimes.size(), 4u);
