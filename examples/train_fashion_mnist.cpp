@@ -25,7 +25,7 @@ struct Options {
   std::string model = "mlp";
   std::string widths = "784-512-256-10";
   std::string optimizer = "adamw";
-  int epochs = 3;
+  int epochs = 6;
   std::int64_t batch_size = 64;
   double lr = 1e-3;
   std::uint64_t seed = 1;
