@@ -31,6 +31,12 @@ if ! "$python" -c 'import torch.distributed' 2>/dev/null; then
   echo "            On Debian: apt-get install python3-torch" >&2
 fi
 
+# Debian's PyTorch multiplies with whatever libblas.so.3 is: the reference one is four times slower.
+if [ "$have_torch" = 1 ] && readlink -f /usr/lib/*/libblas.so.3 2>/dev/null | grep -q '/blas/'; then
+  echo "vs_pytorch: PyTorch uses the slow reference BLAS here; for a fair comparison:" >&2
+  echo "            apt-get install libopenblas0-pthread" >&2
+fi
+
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 ${CXX:-g++} -std=c++20 -O3 -march=native "$here/bound_allreduce.cpp" -o "$work/bound"
