@@ -16,7 +16,7 @@ void add_in_place(const Tensor& sum, const Tensor& value) {
       .accumulate(Context::current().stream(sum.device()), sum, value);
 }
 
-AccumulateGrad::AccumulateGrad(const Tensor& leaf) : leaf_(leaf) {}
+AccumulateGrad::AccumulateGrad(const Tensor& leaf) : leaf_(leaf), meta_(AutogradMeta::of(leaf)) {}
 
 AccumulateGrad::~AccumulateGrad() {
   meta().accumulator = nullptr;

@@ -90,6 +90,26 @@ bool backward_is_accumulating() {
   return task != nullptr && task->accumulates();
 }
 
+bool backward_reaches(const Tensor& leaf) {
+  const GraphTask* task = Context::current().graph_task;
+  const AutogradMeta* meta = AutogradMeta::of(leaf);
+  return task != nullptr && meta != nullptr && meta->accumulator != nullptr &&
+         task->owns(*meta->accumulator);
+}
+
+std::uint64_t current_backward() {
+  const GraphTask* task = Context::current().graph_task;
+  return task != nullptr ? task->id() : 0;
+}
+
+void set_grad_manager(const Tensor& leaf, const std::string& manager) {
+  AutogradMeta& meta = leaf_meta("set_grad_manager", leaf);
+  check<AutogradError>(manager.empty() || meta.manager.empty(), "[", manager,
+                       "] the gradient of this parameter is managed by ", meta.manager,
+                       " already; wrap a module once, or destroy the first wrapper before");
+  meta.manager = manager;
+}
+
 bool Tensor::requires_grad() const {
   return impl_->autograd != nullptr;
 }

@@ -114,6 +114,7 @@ void GraphTask::run(const std::vector<Tensor>& outputs, const std::vector<Tensor
                       "[backward] create_graph is not supported: gradients of gradients cannot be "
                       "computed yet");
   Context& context = Context::current();
+  id_ = ++context.next_node;  // shares the nodes' counter: never 0, and no other backward's
   GraphTask* const outer = std::exchange(context.graph_task, this);
   const NoGrad no_grad;
   try {

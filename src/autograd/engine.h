@@ -37,8 +37,12 @@ struct GraphTask {
   void run(const std::vector<Tensor>& outputs, const std::vector<Tensor>& gradients,
            const std::vector<Tensor>* wanted = nullptr);
 
+  // current_backward(); 0 before run().
+  std::uint64_t id() const { return id_; }
   // True for backward(), false for grad().
   bool accumulates() const { return accumulate_; }
+  // Whether the node is part of it.
+  bool owns(const Node& node) const;
 
   struct Callback {
     std::function<void()> done;
@@ -64,9 +68,9 @@ struct GraphTask {
   void arrive(Progress& progress);
   void finish_callbacks();
   Progress& claim(Node& node);
-  bool owns(const Node& node) const;
 
   BackwardOptions options_;
+  std::uint64_t id_ = 0;
   bool accumulate_ = true;
   std::deque<Progress> progress_;
   std::vector<IntrusivePtr<Node>> roots_;  // keep the graph alive while hooks run

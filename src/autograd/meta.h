@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "cohort/autograd/node.h"
@@ -21,6 +22,7 @@ struct AutogradMeta final : AutogradSlot {
   Tensor grad;
   Tensor destination;                     // set_grad_destination
   AccumulateGrad* accumulator = nullptr;  // not owned: the graph owns it, and it clears this
+  std::string manager;                    // set_grad_manager
   std::uint64_t next_hook = 0;
   struct LeafHook {
     std::uint64_t id;
@@ -50,7 +52,8 @@ class AccumulateGrad final : public Node {
   void release() override {}
 
   const Tensor& leaf() const { return leaf_; }
-  AutogradMeta& meta() const { return *AutogradMeta::of(leaf_); }
+  // The leaf's own, also while other contents stand in for the leaf's (TensorImpl::swap_contents).
+  AutogradMeta& meta() const { return *meta_; }
 
   // Where a node may write the leaf's gradient itself, or an undefined tensor.
   GradTarget direct_target(const Shape& shape, DType dtype) const;
@@ -61,7 +64,8 @@ class AccumulateGrad final : public Node {
   void run_post_hooks();
 
  private:
-  Tensor leaf_;
+  Tensor leaf_;  // keeps meta_ alive
+  AutogradMeta* meta_;
 };
 
 // The edge along which the gradient of `tensor` flows; null when it wants none.

@@ -37,6 +37,15 @@ class ProcessGroup::Impl final : public FailureListener,
   // Throws the group's failure at once when it has one, and what a device cannot do.
   template <typename Body>
   Work launch(Call call, std::int64_t logical_bytes, Body body) {
+    if (announcing_) announce(call);
+    return launch_unannounced(std::move(call), logical_bytes, std::move(body));
+  }
+
+  // The host thread's: see ProcessGroup::announce_collectives().
+  void set_announcing(bool on) { announcing_ = on; }
+
+  template <typename Body>
+  Work launch_unannounced(Call call, std::int64_t logical_bytes, Body body) {
     if (const std::exception_ptr failed = transport_->failure(call.operation)) {
       std::rethrow_exception(failed);
     }
@@ -73,6 +82,7 @@ class ProcessGroup::Impl final : public FailureListener,
   void reset_stats();
 
  private:
+  void announce(const Call& call);  // shadow.cpp
   static void wait_quietly(const Stream& queue, const Event& inputs);
 
   // launch() for a device: `body` enqueues in this thread, and the device's streams do the waiting.
@@ -124,6 +134,7 @@ class ProcessGroup::Impl final : public FailureListener,
   const std::shared_ptr<Runtime> runtime_;
   const std::string name_;
   const Milliseconds timeout_;
+  bool announcing_ = false;   // the host thread's
   mutable std::mutex mutex_;  // guards what follows
   GroupStats stats_;
   Event last_;

@@ -42,6 +42,16 @@ TensorImpl::TensorImpl(IntrusivePtr<Storage> given, DType type, const Shape& siz
       dtype(type),
       contiguous(numel == 0 || is_row_major(sizes, steps)) {}
 
+void TensorImpl::swap_contents(TensorImpl& other) {
+  check<ShapeError>(shape == other.shape, "[swap_contents] shapes ", shape, " and ", other.shape);
+  std::swap(storage, other.storage);
+  std::swap(strides, other.strides);
+  std::swap(offset, other.offset);
+  std::swap(dtype, other.dtype);
+  std::swap(contiguous, other.contiguous);
+  std::swap(autograd, other.autograd);
+}
+
 Tensor Tensor::empty(const Shape& shape, const TensorOptions& options) {
   std::int64_t bytes = static_cast<std::int64_t>(item_size(options.dtype));
   for (const std::int64_t size : shape) {

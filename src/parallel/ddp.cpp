@@ -1,62 +1,42 @@
 #include "cohort/parallel/ddp.h"
 
-#include <iomanip>
-#include <ostream>
-#include <sstream>
+#include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "cohort/core/context.h"
 #include "cohort/core/error.h"
+#include "cohort/parallel/collective_module.h"
 #include "parallel/agreement.h"
 #include "parallel/broadcast.h"
+#include "parallel/ddp_signature.h"
+#include "parallel/join_meeting.h"
+#include "parallel/parameter_cast.h"
 #include "parallel/reducer.h"
 
 namespace cohort::parallel {
 namespace {
 
-std::vector<nn::NamedTensor> trainable(const nn::Module& module) {
-  std::vector<nn::NamedTensor> result;
-  for (nn::NamedTensor& named : module.named_parameters()) {
-    if (named.tensor.requires_grad()) result.push_back(std::move(named));
-  }
-  return result;
+bool has_collectives(nn::Module& module) {
+  const std::vector<nn::NamedModule> modules = module.named_modules();
+  return std::any_of(modules.begin(), modules.end(), [](const nn::NamedModule& entry) {
+    return dynamic_cast<const CollectiveModule*>(entry.module) != nullptr;
+  });
 }
 
-void check_options(const DDPOptions& options) {
-  // Written so that a NaN fails.
-  check(options.bucket_cap_mb > 0, "[DDP] bucket_cap_mb must be positive, got ",
-        options.bucket_cap_mb);
-  check(options.last_bucket_cap_mb >= 0, "[DDP] last_bucket_cap_mb must not be negative, got ",
-        options.last_bucket_cap_mb);
-}
-
-// What all ranks must have in common, one line each.
-std::vector<std::string> signature(const nn::Module& module, const DDPOptions& options) {
-  std::vector<std::string> lines;
-  std::ostringstream flags;
-  flags << "options: bucket_cap_mb " << options.bucket_cap_mb << ", last_bucket_cap_mb "
-        << options.last_bucket_cap_mb << ", gradient_as_bucket_view "
-        << options.gradient_as_bucket_view << ", broadcast_buffers " << options.broadcast_buffers
-        << ", init_sync " << options.init_sync << ", overlap " << options.overlap
-        << ", reverse_registration " << options.reverse_registration << ", rebuild_buckets "
-        << options.rebuild_buckets;
-  lines.push_back(flags.str());
-  for (const auto& [name, tensor] : module.named_parameters()) {
-    lines.push_back(str("parameter ", name, ": ", tensor.dtype(), tensor.shape(),
-                        tensor.requires_grad() ? ", trained" : ", frozen"));
-  }
-  for (const auto& [name, tensor] : module.named_buffers()) {
-    lines.push_back(str("buffer ", name, ": ", tensor.dtype(), tensor.shape()));
-  }
-  return lines;
-}
-
-std::vector<Tensor> defined_tensors(const std::vector<nn::NamedTensor>& list) {
+std::vector<Tensor> tensors_of(const std::vector<nn::NamedTensor>& list) {
   std::vector<Tensor> tensors;
-  for (const auto& [name, tensor] : list) {
-    if (tensor.defined()) tensors.push_back(tensor);
-  }
+  for (const auto& [name, tensor] : list) tensors.push_back(tensor);
   return tensors;
+}
+
+void convert_buffers(const std::vector<nn::NamedTensor>& buffers, DType dtype) {
+  const NoGrad no_grad;
+  for (const auto& [name, tensor] : buffers) {
+    if (is_floating(tensor.dtype()) && tensor.dtype() != dtype) {
+      tensor.impl()->swap_contents(*tensor.to(dtype).impl());
+    }
+  }
 }
 
 }  // namespace
@@ -64,41 +44,105 @@ std::vector<Tensor> defined_tensors(const std::vector<nn::NamedTensor>& list) {
 DDPEngine::DDPEngine(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
                      const DDPOptions& options)
     : module_(module), group_(std::move(group)), options_(options) {
-  check(group_ != nullptr, "[DDP] the process group is null");
-  check_options(options_);
-  for (const auto& [name, tensor] : module_.named_parameters()) {
-    check<NotSupported>(tensor.device().type != DeviceType::meta, "[DDP] parameter '", name,
-                        "' is on the meta device; bring the model to life with to_empty(device) "
-                        "before wrapping it");
+  check(group_ != nullptr,
+        "[DDP] the process group is null; this rank may be no member of it (split with a negative "
+        "color)");
+  check_options(module_, options_);
+  const std::vector<nn::NamedTensor> parameters = kept(module_.named_parameters());
+  require_agreement(*group_, "[DDP] models",
+                    signature(parameters, kept(module_.named_buffers()), options_));
+  std::vector<nn::NamedTensor> trained;
+  for (const nn::NamedTensor& named : parameters) {
+    (named.tensor.requires_grad() ? trained : frozen_).push_back(named);
   }
-  if (group_->size() == 1) return;
-  require_agreement(*group_, "[DDP] models", signature(module_, options_));
+  const MixedPrecision& precision = options_.mixed_precision;
+  if (precision.buffer_dtype) {
+    convert_buffers(kept(module_.named_buffers()), *precision.buffer_dtype);
+  }
   if (options_.init_sync) {
-    std::vector<Tensor> state = defined_tensors(module_.named_parameters());
-    for (Tensor& buffer : defined_tensors(module_.named_buffers())) {
-      state.push_back(std::move(buffer));
-    }
+    std::vector<Tensor> state = tensors_of(parameters);
+    for (Tensor& buffer : buffers()) state.push_back(std::move(buffer));
     broadcast_coalesced(*group_, state, 0, "initial state");
   }
-  std::vector<nn::NamedTensor> parameters = trainable(module_);
-  check(!parameters.empty(),
-        "[DDP] no parameter of the module requires a gradient; there is nothing to reduce");
-  reducer_ = std::make_shared<Reducer>(std::move(parameters), group_, options_);
-}
-
-DDPEngine::~DDPEngine() = default;
-
-void DDPEngine::set_sync(bool on) {
-  sync_ = on;
-}
-
-void DDPEngine::before_forward() {
-  if (!reducer_ || !Context::current().grad_enabled) return;
-  if (sync_) reducer_->rebuild_if_due();
-  if (sync_ && options_.broadcast_buffers && module_.is_training()) {
-    const std::vector<Tensor> buffers = defined_tensors(module_.named_buffers());
-    if (!buffers.empty()) broadcast_coalesced(*group_, buffers, 0, "buffers");
+  if (group_->size() > 1 || options_.reduce_policy == ReducePolicy::count) {
+    check(!trained.empty(),
+          "[DDP] no parameter of the module requires a gradient; there is nothing to reduce");
+    reducer_ =
+        std::make_shared<Reducer>(std::move(trained), group_, options_, has_collectives(module_));
   }
+  if (!precision.param_dtype) return;
+  cast_ = std::make_unique<ParameterCast>(tensors_of(parameters), *precision.param_dtype);
+  if (!precision.cast_forward_inputs) return;
+  input_cast_ = module_.register_forward_pre_hook(
+      [dtype = *precision.param_dtype](nn::Module&, std::span<Tensor> inputs) {
+        for (Tensor& input : inputs) {
+          if (input.defined() && is_floating(input.dtype())) input = input.to(dtype);
+        }
+      });
+}
+
+DDPEngine::~DDPEngine() {
+  input_cast_.remove();
+}
+
+// Without what the options ignore.
+std::vector<nn::NamedTensor> DDPEngine::kept(std::vector<nn::NamedTensor> list) const {
+  std::erase_if(list, [&](const nn::NamedTensor& named) {
+    return !named.tensor.defined() || std::find(options_.ignored.begin(), options_.ignored.end(),
+                                                named.name) != options_.ignored.end();
+  });
+  return list;
+}
+
+std::vector<Tensor> DDPEngine::buffers() const {
+  return tensors_of(kept(module_.named_buffers()));
+}
+
+void DDPEngine::check_trainability() const {
+  constexpr const char* kHint = "; decide before DDP is built, and build it anew after a change";
+  for (const auto& [name, tensor] : reducer_->parameters()) {
+    check<AutogradError>(tensor.requires_grad(), "[DDP] parameter '", name,
+                         "' has been frozen since DDP was built (rank ", group_->rank(), ")",
+                         kHint);
+  }
+  for (const auto& [name, tensor] : frozen_) {
+    check<AutogradError>(!tensor.requires_grad(), "[DDP] parameter '", name,
+                         "' was frozen when DDP was built and no longer is (rank ", group_->rank(),
+                         "); its gradient would stay local", kHint);
+  }
+}
+
+void DDPEngine::enter_forward() {
+  if (Context::current().grad_enabled) {
+    ++iterations_;
+    if (reducer_) {
+      check_trainability();
+      if (sync_) begin_step();
+    }
+  }
+  if (cast_) cast_->exchange();
+}
+
+// The collectives that come before a forward whose backward will synchronise.
+void DDPEngine::begin_step() {
+  int root = 0;
+  if (joining_) {
+    const std::vector<bool> live = meet_in_join(*group_, join_options_);
+    const auto count = static_cast<int>(std::count(live.begin(), live.end(), true));
+    reducer_->scale().divide_by(join_options_.divide_by_initial_world_size ? 0 : count);
+    root = static_cast<int>(std::find(live.begin(), live.end(), true) - live.begin());
+    // Buckets are built by all ranks or none.
+    if (count == group_->size()) reducer_->rebuild_if_due();
+  } else {
+    reducer_->rebuild_if_due();
+  }
+  if (options_.broadcast_buffers && module_.is_training()) {
+    broadcast_coalesced(*group_, buffers(), root, "buffers");
+  }
+}
+
+void DDPEngine::leave_forward() noexcept {
+  if (cast_) cast_->restore();
 }
 
 void DDPEngine::after_forward(const std::vector<Tensor>& outputs) {
@@ -113,6 +157,53 @@ void DDPEngine::after_forward(const std::vector<Tensor>& outputs) {
   }
 }
 
+void DDPEngine::count(std::int64_t units) {
+  check(options_.reduce_policy == ReducePolicy::count,
+        "[DDP] count() needs reduce_policy = count, and it is ", options_.reduce_policy);
+  reducer_->scale().count(units);
+}
+
+void DDPEngine::set_static_graph() {
+  if (reducer_) reducer_->set_static_graph();
+}
+
+void DDPEngine::register_comm_hook(CommHook hook, const std::string& name) {
+  check(static_cast<bool>(hook), "[DDP] the communication hook is empty");
+  check(!name.empty(), "[DDP] a communication hook needs a name");
+  check(hook_name_.empty(), "[DDP] register_comm_hook() can only be called once: '", hook_name_,
+        "' is registered");
+  check(options_.reduce_policy == ReducePolicy::mean, "[DDP] a communication hook and ",
+        "reduce_policy = ", options_.reduce_policy,
+        " exclude each other: the hook decides what gradients become");
+  require_agreement(*group_, "[DDP] communication hooks", {"communication hook " + name});
+  hook_name_ = name;
+  if (reducer_) reducer_->set_hook(std::move(hook), name);
+}
+
+void DDPEngine::begin_join(const JoinOptions& options) {
+  check(options.divide_by_initial_world_size || hook_name_.empty(),
+        "[join] divide_by_initial_world_size = false and the communication hook '", hook_name_,
+        "' exclude each other: the hook decides what gradients become");
+  check(options.divide_by_initial_world_size || options_.reduce_policy == ReducePolicy::mean,
+        "[join] divide_by_initial_world_size = false and reduce_policy = ", options_.reduce_policy,
+        " exclude each other: only a mean divides by a number of ranks");
+  joining_ = true;
+  join_options_ = options;
+}
+
+void DDPEngine::end_join(int last) {
+  abandon_join();
+  std::vector<Tensor> state = tensors_of(kept(module_.named_parameters()));
+  for (Tensor& buffer : buffers()) state.push_back(std::move(buffer));
+  broadcast_coalesced(*group_, state, last, "state after join");
+  if (reducer_) reducer_->adopt_progress(last);
+}
+
+void DDPEngine::abandon_join() noexcept {
+  joining_ = false;
+  if (reducer_) reducer_->scale().divide_by(0);
+}
+
 const OverlapReport& DDPEngine::report() const {
   static const OverlapReport none;
   return reducer_ ? reducer_->report() : none;
@@ -122,33 +213,46 @@ int DDPEngine::rebuilds() const {
   return reducer_ ? reducer_->rebuilds() : 0;
 }
 
+DDPLoggingData DDPEngine::logging_data() const {
+  DDPLoggingData data;
+  data.world_size = group_->size();
+  data.rank = group_->rank();
+  data.backend = group_->backend();
+  data.iterations = iterations_;
+  data.comm_hook = hook_name_;
+  if (reducer_) reducer_->fill(data);
+  return data;
+}
+
 DDPPlan DDPEngine::plan(const optim::Optimizer* optimizer) const {
   DDPPlan plan;
   plan.world_size = group_->size();
   for (const auto& [name, tensor] : module_.named_parameters()) {
     plan.parameter_bytes += static_cast<std::int64_t>(tensor.bytes());
-    const bool own_gradient = !reducer_ || !options_.gradient_as_bucket_view;
-    if (tensor.requires_grad() && own_gradient) {
-      plan.gradient_bytes += static_cast<std::int64_t>(tensor.bytes());
-    }
+    if (tensor.requires_grad()) plan.gradient_bytes += static_cast<std::int64_t>(tensor.bytes());
   }
   if (optimizer != nullptr) plan.optimizer_bytes = optimizer->planned_state_bytes();
   if (!reducer_) return plan;
-  for (const Reducer::Bucket& bucket : reducer_->buckets()) {
+  const BucketSet& buckets = reducer_->buckets();
+  for (const BucketSet::Bucket& bucket : buckets.buckets()) {
     DDPPlan::Bucket& row = plan.buckets.emplace_back();
     row.dtype = bucket.dtype;
     row.elements = bucket.layout.elements;
     row.bytes = row.elements * static_cast<std::int64_t>(item_size(row.dtype));
     for (const int index : bucket.parameters) {
-      row.parameters.push_back(reducer_->parameters()[static_cast<std::size_t>(index)].name);
+      const nn::NamedTensor& named = reducer_->parameters()[static_cast<std::size_t>(index)];
+      row.parameters.push_back(named.name);
+      if (buckets.is_view(index)) {
+        plan.gradient_bytes -= static_cast<std::int64_t>(named.tensor.bytes());
+      }
     }
-    plan.bucket_bytes += row.bytes;
+    plan.bucket_bytes += static_cast<std::int64_t>(bucket.memory.bytes());
   }
   plan.all_reduces = static_cast<std::int64_t>(plan.buckets.size());
   plan.logical_bytes = plan.bucket_bytes;
   plan.exchanged_bytes = 2 * plan.bucket_bytes * (plan.world_size - 1) / plan.world_size;
   if (options_.broadcast_buffers) {
-    const BroadcastCost cost = broadcast_cost(defined_tensors(module_.named_buffers()));
+    const BroadcastCost cost = broadcast_cost(buffers());
     plan.broadcasts = cost.broadcasts;
     plan.logical_bytes += cost.bytes;
     plan.exchanged_bytes += cost.bytes;

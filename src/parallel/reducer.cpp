@@ -1,8 +1,6 @@
 #include "parallel/reducer.h"
 
 #include <algorithm>
-#include <map>
-#include <numeric>
 #include <utility>
 
 #include "cohort/core/context.h"
@@ -11,45 +9,30 @@
 namespace cohort::parallel {
 namespace {
 
-// "layers.0" of "layers.0.weight".
-std::string module_of(const std::string& name) {
-  const std::size_t dot = name.rfind('.');
-  return dot == std::string::npos ? std::string() : name.substr(0, dot);
-}
-
-std::vector<BucketItem> make_items(const std::vector<nn::NamedTensor>& parameters) {
-  std::vector<BucketItem> items;
-  std::map<std::string, int> groups;
-  for (const auto& [name, tensor] : parameters) {
-    // A parameter of the root has no module that it shares its moment with.
-    const std::string module = module_of(name);
-    const auto next = static_cast<int>(groups.size());
-    const int group = groups.try_emplace(module.empty() ? "." + name : module, next).first->second;
-    items.push_back({.dtype = tensor.dtype(), .numel = tensor.numel(), .group = group});
+std::vector<nn::NamedTensor> managed(std::vector<nn::NamedTensor> parameters) {
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    try {
+      set_grad_manager(parameters[i].tensor, "DDP");
+    } catch (...) {
+      while (i-- > 0) set_grad_manager(parameters[i].tensor, "");
+      throw;
+    }
   }
-  return items;
-}
-
-std::string what_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& caught) {
-    return caught.what();
-  } catch (...) {
-    return "an exception that is not a std::exception";
-  }
+  return parameters;
 }
 
 }  // namespace
 
 Reducer::Reducer(std::vector<nn::NamedTensor> parameters, std::shared_ptr<comm::ProcessGroup> group,
-                 const DDPOptions& options)
-    : parameters_(std::move(parameters)),
+                 const DDPOptions& options, bool collectives_in_backward)
+    : parameters_(managed(std::move(parameters))),
       group_(std::move(group)),
       options_(options),
-      items_(make_items(parameters_)),
-      places_(parameters_.size()) {
-  build(assignment(initial_order()));
+      collectives_in_backward_(collectives_in_backward),
+      scale_(group_, options.reduce_policy),
+      gradients_(parameters_.size()),
+      used_anywhere_(parameters_.size(), true) {
+  make_buckets();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     hooks_.push_back(register_post_accumulate_grad_hook(
         parameters_[i].tensor, [this, i](const Tensor&) { on_gradient(static_cast<int>(i)); }));
@@ -58,211 +41,248 @@ Reducer::Reducer(std::vector<nn::NamedTensor> parameters, std::shared_ptr<comm::
 
 Reducer::~Reducer() {
   for (HookHandle& hook : hooks_) hook.remove();
-  if (!options_.gradient_as_bucket_view) return;
-  // The gradients stay where they are, and keep the buckets' memory alive while they do.
   for (const auto& [name, tensor] : parameters_) {
-    if (tensor.requires_grad()) set_grad_destination(tensor, {});
+    if (tensor.requires_grad()) set_grad_manager(tensor, "");
   }
 }
 
-std::vector<int> Reducer::initial_order() const {
-  std::vector<int> order(parameters_.size());
-  std::iota(order.begin(), order.end(), 0);
-  if (options_.reverse_registration) std::reverse(order.begin(), order.end());
-  return order;
+void Reducer::make_buckets() {
+  buckets_.reset();
+  // The first element says whether a rank failed; one per parameter follows, whether it was used.
+  const std::size_t status = 1 + (may_be_unused() ? parameters_.size() : 0);
+  buckets_ =
+      std::make_unique<BucketSet>(parameters_, group_, options_, static_cast<std::int64_t>(status));
 }
 
-std::vector<std::vector<int>> Reducer::assignment(const std::vector<int>& order) const {
-  constexpr double kMiB = 1024.0 * 1024.0;
-  return assign_buckets(
-      items_, order,
-      {.bytes = options_.bucket_cap_mb * kMiB, .last_bytes = options_.last_bucket_cap_mb * kMiB});
+void Reducer::set_static_graph() {
+  check(!begun_once_, "[DDP] set_static_graph() must come before the first backward");
+  if (options_.static_graph) return;
+  options_.static_graph = true;
+  make_buckets();
 }
 
-void Reducer::build(const std::vector<std::vector<int>>& assignment) {
-  release_buckets();
-  // Gradients that are alive keep the old buckets until they have moved.
-  const std::vector<Bucket> old = std::exchange(buckets_, {});
-  for (const std::vector<int>& parameters : assignment) {
-    Bucket& bucket = buckets_.emplace_back();
-    bucket.parameters = parameters;
-    bucket.dtype = items_[static_cast<std::size_t>(parameters.front())].dtype;
-    bucket.layout = lay_out_bucket(items_, parameters);
-    make_bucket(bucket);
-    for (std::size_t slot = 0; slot < parameters.size(); ++slot) {
-      places_[static_cast<std::size_t>(parameters[slot])] = {static_cast<int>(buckets_.size()) - 1,
-                                                             static_cast<int>(slot), false};
-    }
-  }
-}
-
-// Before buckets are built anew: where no gradient lives in them, the old ones make room first.
-void Reducer::release_buckets() {
-  const bool alive = std::any_of(parameters_.begin(), parameters_.end(),
-                                 [](const auto& named) { return named.tensor.grad().defined(); });
-  if (alive && options_.gradient_as_bucket_view) return;
-  for (const auto& named : parameters_) set_grad_destination(named.tensor, {});
-  buckets_.clear();
-}
-
-void Reducer::make_bucket(Bucket& bucket) {
-  const bool views = options_.gradient_as_bucket_view;
-  const MemoryCategoryScope category(views ? MemoryCategory::gradients
-                                           : MemoryCategory::communication);
-  const Device device =
-      parameters_[static_cast<std::size_t>(bucket.parameters.front())].tensor.device();
-  bucket.memory = group_->allocate({bucket.layout.elements}, {bucket.dtype, device, false});
-  bucket.memory.zero_();  // the padding is reduced too, and must stay finite
-  for (std::size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
-    const Tensor& parameter = parameters_[static_cast<std::size_t>(bucket.parameters[slot])].tensor;
-    bucket.slices.push_back(bucket.memory.as_strided(
-        parameter.shape(), contiguous_strides(parameter.shape()), bucket.layout.offsets[slot]));
-    if (views) set_grad_destination(parameter, bucket.slices.back());
-  }
+void Reducer::set_hook(CommHook hook, std::string name) {
+  check(stage_ == Stage::idle, "[DDP] a communication hook cannot be registered inside a backward");
+  hook_ = std::move(hook);
+  hook_name_ = std::move(name);
 }
 
 void Reducer::rebuild_if_due() {
-  if (!rebuild_due_ || armed_) return;
+  if (!rebuild_due_ || stage_ != Stage::idle) return;
   rebuild_due_ = false;
-  // Ranks may differ in the order of their gradients; rank 0's counts.
-  const std::vector<std::int32_t> mine(arrival_.begin(), arrival_.end());
+  // Ranks may differ in the order of their gradients; rank 0's counts. What it has not used goes
+  // last.
+  std::vector<std::int32_t> mine(arrival_.begin(), arrival_.end());
+  for (std::size_t i = 0; i < gradients_.size(); ++i) {
+    if (!gradients_[i].arrived) mine.push_back(static_cast<std::int32_t>(i));
+  }
   const Tensor order = Tensor::from(mine, {static_cast<std::int64_t>(mine.size())});
   group_->broadcast(order, 0, {.owner = "bucket order"}).synchronize();
   const std::vector<std::int32_t> agreed = order.to_vector<std::int32_t>();
-  const std::vector<std::vector<int>> wanted = assignment({agreed.begin(), agreed.end()});
-  const bool same =
-      std::equal(wanted.begin(), wanted.end(), buckets_.begin(), buckets_.end(),
-                 [](const std::vector<int>& a, const Bucket& b) { return a == b.parameters; });
-  if (!same) build(wanted);
+  buckets_->arrange({agreed.begin(), agreed.end()});
   ++rebuilds_;
 }
 
 void Reducer::begin_backward(bool synchronise) {
   if (!backward_is_accumulating()) return;
-  if (!armed_) arm();
-  if (synchronise && !synchronise_) {
-    synchronise_ = true;
+  if (stage_ == Stage::idle) arm();
+  if (synchronise && stage_ == Stage::local) {
+    stage_ = Stage::synchronising;
+    scale_.begin();
     if (options_.overlap) launch_ready();
   }
 }
 
 void Reducer::arm() {
-  armed_ = true;
-  synchronise_ = false;
+  stage_ = Stage::local;
+  begun_once_ = true;
+  begun_ = Clock::now();
   next_launch_ = 0;
   arrival_.clear();
-  begun_ = Clock::now();
-  for (Bucket& bucket : buckets_) {
-    bucket.missing = static_cast<int>(bucket.parameters.size());
-    bucket.work = {};
+  kept_.clear();
+  flights_.assign(buckets_->buckets().size(), {});
+  // The callbacks own the reducer: DDP may be destroyed by a hook of this backward.
+  const auto self = shared_from_this();
+  queue_callback([self] { self->finish(); },
+                 [self](const std::exception_ptr& error) { self->fail(error); });
+  for (std::size_t i = 0; i < gradients_.size(); ++i) {
+    Gradient& gradient = gradients_[i];
+    gradient.arrived = false;
+    gradient.expected = true;
+    if (options_.static_graph) {
+      gradient.expected = gradient.in_graph;
+    } else if (options_.find_unused_parameters) {
+      gradient.expected = backward_reaches(parameters_[i].tensor);
+    }
+    if (gradient.expected) ++flight_of(static_cast<int>(i)).missing;
   }
-  for (Place& place : places_) place.arrived = false;
-  queue_callback([this] { finish(); }, [this](const std::exception_ptr& error) { fail(error); });
+  for (std::size_t i = 0; i < gradients_.size(); ++i) {
+    if (gradients_[i].early == current_backward()) count_in(static_cast<int>(i));
+  }
 }
 
 void Reducer::on_gradient(int parameter) {
-  if (!armed_) return;
-  Place& place = places_[static_cast<std::size_t>(parameter)];
-  check<AutogradError>(!place.arrived, "[DDP] the gradient of '",
-                       parameters_[static_cast<std::size_t>(parameter)].name,
+  if (stage_ == Stage::idle) {
+    // Of a use outside the module. An output of the module may follow in the same backward.
+    Gradient& gradient = gradients_[static_cast<std::size_t>(parameter)];
+    gradient.early = current_backward();
+    gradient.used = true;
+    return;
+  }
+  count_in(parameter);
+  if (stage_ == Stage::synchronising && options_.overlap) launch_ready();
+}
+
+void Reducer::count_in(int parameter) {
+  Gradient& gradient = gradients_[static_cast<std::size_t>(parameter)];
+  const std::string& name = parameters_[static_cast<std::size_t>(parameter)].name;
+  check<AutogradError>(!gradient.arrived, "[DDP] the gradient of '", name,
                        "' arrived twice in one backward (rank ", group_->rank(),
                        "); a backward inside a hook must not reach DDP's parameters");
-  place.arrived = true;
+  check<AutogradError>(gradient.expected, "[DDP] the gradient of '", name,
+                       "' came, which it did not in the first step (rank ", group_->rank(),
+                       "); static_graph needs the same parameters in every step");
+  gradient.arrived = true;
+  gradient.used = true;
   arrival_.push_back(parameter);
-  Bucket& bucket = buckets_[static_cast<std::size_t>(place.bucket)];
-  if (--bucket.missing > 0) return;
-  bucket.ready = Clock::now();
-  if (synchronise_ && options_.overlap) launch_ready();
+  Flight& flight = flight_of(parameter);
+  if (--flight.missing == 0) flight.ready = Clock::now();
 }
 
 void Reducer::launch_ready() {
-  while (next_launch_ < buckets_.size() && buckets_[next_launch_].missing == 0) {
-    launch(buckets_[next_launch_], static_cast<int>(next_launch_));
-    ++next_launch_;
+  while (next_launch_ < flights_.size() && flights_[next_launch_].missing == 0) launch_next();
+}
+
+void Reducer::launch_next() {
+  const bool last = next_launch_ + 1 == flights_.size();
+  const double scale = scale_.scale();
+  // What is wrong must be known while the last bucket can still say so.
+  check<AutogradError>(!last || !failure_.empty() || !scale_.count_missing(),
+                       "[DDP] reduce_policy is count, and count() was not called before this "
+                       "backward (rank ",
+                       group_->rank(), ")");
+  const std::size_t index = next_launch_++;
+  Flight& flight = flights_[index];
+  if (flight.ready == Clock::time_point()) flight.ready = Clock::now();
+  const BucketSet::Bucket& bucket = buckets_->buckets()[index];
+  if (failure_.empty()) {
+    for (const int parameter : bucket.parameters) bring_in(parameter);
   }
-}
-
-void Reducer::launch(Bucket& bucket, int index) {
-  collect(bucket);
-  bucket.work =
-      group_->all_reduce(bucket.memory, comm::ReduceOp::mean, {.owner = str("bucket ", index)});
-}
-
-// Brings into the bucket what does not live there. A parameter of the graph that nothing flowed to
-// has a gradient of zero here, and may have another elsewhere.
-void Reducer::collect(Bucket& bucket) {
-  for (std::size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
-    Tensor parameter = parameters_[static_cast<std::size_t>(bucket.parameters[slot])].tensor;
-    const Tensor& gradient = parameter.grad();
-    const bool views = options_.gradient_as_bucket_view;
-    if (views && gradient.defined() && gradient.is_same(grad_destination(parameter))) continue;
-    Tensor slice = bucket.slices[slot];
-    if (gradient.defined()) {
-      slice.copy_(gradient);
-    } else {
-      slice.zero_();
-    }
-    if (views) parameter.set_grad(grad_destination(parameter));
-  }
-}
-
-// Gives the reduced gradients to the parameters.
-void Reducer::distribute(Bucket& bucket) {
-  if (options_.gradient_as_bucket_view) {
-    bucket.memory.storage().bump_version();
+  if (last) write_status();
+  if (hook_) {
+    launch_through_hook(bucket, static_cast<int>(index), last);
     return;
   }
-  for (std::size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
-    Tensor parameter = parameters_[static_cast<std::size_t>(bucket.parameters[slot])].tensor;
-    if (!parameter.grad().defined()) {
-      const MemoryCategoryScope category(MemoryCategory::gradients);
-      parameter.set_grad(Tensor::empty(parameter.shape(), parameter.options()));
-    }
-    Tensor(parameter.grad()).copy_(bucket.slices[slot]);
+  flight.work = group_->all_reduce(bucket.memory, scale_.op(),
+                                   {.scale = scale, .owner = str("bucket ", index)});
+}
+
+void Reducer::launch_through_hook(const BucketSet::Bucket& bucket, int index, bool last) {
+  GradBucket view{.index = index,
+                  .is_last = last,
+                  .buffer = bucket.gradients,
+                  .gradients = bucket.slices,
+                  .parameters = {}};
+  for (const int parameter : bucket.parameters) {
+    view.parameters.push_back(parameters_[static_cast<std::size_t>(parameter)].tensor);
+  }
+  Flight& flight = flights_[static_cast<std::size_t>(index)];
+  flight.hooked = hook_(view);
+  check(flight.hooked.valid(), "[DDP] the communication hook '", hook_name_,
+        "' returned no work for bucket ", index, " (rank ", group_->rank(),
+        "); return BucketWork::after(work, result) or BucketWork::done(result)");
+  flight.work = flight.hooked.work();
+  if (last && may_be_unused()) {
+    status_work_ =
+        group_->all_reduce(buckets_->status(), comm::ReduceOp::sum, {.owner = "unused parameters"});
   }
 }
 
-void Reducer::require_all_gradients() {
-  std::string missing;
-  int count = 0;
-  for (std::size_t i = 0; i < places_.size(); ++i) {
-    if (places_[i].arrived) continue;
-    // A long list helps nobody: the first ten tell which part of the model it is.
-    if (++count <= 10) missing += (count > 1 ? ", '" : "'") + parameters_[i].name + "'";
+// Brings into the bucket what does not live there. What has no gradient counts as zero.
+void Reducer::bring_in(int index) {
+  Tensor parameter = parameters_[static_cast<std::size_t>(index)].tensor;
+  const bool used = gradients_[static_cast<std::size_t>(index)].used;
+  Tensor slice = buckets_->slice(index);
+  if (buckets_->lives_in_bucket(index)) {
+    if (may_be_unused() && !used) kept_.emplace_back(index, slice.clone());
+    return;
   }
-  check<AutogradError>(count == 0, "[DDP] backward gave no gradient to ", count, " of ",
-                       places_.size(), " parameters: ", missing, count > 10 ? ", …" : "", " (rank ",
-                       group_->rank(), ", group ", group_->name(),
-                       "); they took no part in the loss. Leave them out of the model, or freeze "
-                       "them before DDP is built");
+  if (parameter.grad().defined()) {
+    slice.copy_(parameter.grad());
+  } else {
+    slice.zero_();
+  }
+  if (used && buckets_->is_view(index)) parameter.set_grad(grad_destination(parameter));
 }
 
 void Reducer::finish() {
-  if (!synchronise_) {
-    disarm();
+  if (stage_ != Stage::synchronising) {
+    end();
     return;
   }
   const Clock::time_point compute_end = Clock::now();
-  require_all_gradients();
-  launch_ready();
-  for (Bucket& bucket : buckets_) {
-    bucket.work.wait();
-    distribute(bucket);
+  const std::string wrong = missing_gradients();
+  check<AutogradError>(wrong.empty(), wrong);
+  reduce_all();
+  if (read_status()) throw_failures_of_others();
+  for (std::size_t b = 0; b < flights_.size(); ++b) take_result(static_cast<int>(b));
+  for (const auto& [index, value] : kept_) {
+    if (!used_anywhere_[static_cast<std::size_t>(index)]) {
+      Tensor(buckets_->slice(index)).copy_(value);
+    }
   }
   fill_report(compute_end);
+  if (options_.static_graph && !graph_known_) {
+    for (Gradient& gradient : gradients_) gradient.in_graph = gradient.arrived;
+    graph_known_ = true;
+  }
   rebuild_due_ = options_.rebuild_buckets && rebuilds_ == 0;
-  disarm();
+  for (Gradient& gradient : gradients_) gradient.used = false;
+  scale_.end();
+  end();
 }
 
-void Reducer::fail(const std::exception_ptr& error) {
-  const bool others_wait = synchronise_;
-  disarm();
-  if (others_wait) group_->abort(str("in backward: ", what_of(error)));
+// Launches what has not been launched, and waits for all of it.
+void Reducer::reduce_all() {
+  while (next_launch_ < flights_.size()) launch_next();
+  for (Flight& flight : flights_) flight.work.wait();
+  std::exchange(status_work_, {}).wait();
 }
 
-void Reducer::disarm() {
-  armed_ = false;
-  synchronise_ = false;
+// Gives the reduced gradients to the parameters.
+void Reducer::take_result(int index) {
+  const BucketSet::Bucket& bucket = buckets_->buckets()[static_cast<std::size_t>(index)];
+  if (hook_) {
+    const Tensor result = flights_[static_cast<std::size_t>(index)].hooked.wait();
+    check(result.defined() && result.numel() == bucket.gradients.numel() &&
+              result.dtype() == bucket.dtype,
+          "[DDP] the communication hook '", hook_name_, "' must return ", bucket.gradients.numel(),
+          " elements of ", bucket.dtype, " for bucket ", index, ", and returned ",
+          result.defined() ? str(result.numel(), " of ", result.dtype()) : "nothing");
+    if (!result.is_same(bucket.gradients)) Tensor(bucket.gradients).copy_(result.reshape({-1}));
+  }
+  bucket.memory.storage().bump_version();
+  for (const int parameter : bucket.parameters) give_back(parameter);
+}
+
+void Reducer::give_back(int index) {
+  if (!used_anywhere_[static_cast<std::size_t>(index)]) return;
+  Tensor parameter = parameters_[static_cast<std::size_t>(index)].tensor;
+  if (buckets_->is_view(index)) {
+    if (!buckets_->lives_in_bucket(index)) parameter.set_grad(grad_destination(parameter));
+    return;
+  }
+  if (!parameter.grad().defined()) {
+    const MemoryCategoryScope category(MemoryCategory::gradients);
+    const Tensor fresh = Tensor::empty(parameter.shape(), parameter.options());
+    parameter.set_grad(fresh.as_strided(parameter.shape(), gradient_strides(parameter), 0));
+  }
+  Tensor(parameter.grad()).copy_(buckets_->slice(index));
+}
+
+void Reducer::end() {
+  stage_ = Stage::idle;
+  failure_.clear();
 }
 
 void Reducer::fill_report(Clock::time_point compute_end) {
@@ -272,14 +292,16 @@ void Reducer::fill_report(Clock::time_point compute_end) {
   report_ = {};
   report_.compute_end_ms = ms(compute_end);
   double queue_free = 0;
-  for (std::size_t b = 0; b < buckets_.size(); ++b) {
-    const Bucket& bucket = buckets_[b];
-    if (!bucket.work.ready()) continue;  // a device whose events have not passed yet
-    const comm::WorkTimes times = bucket.work.times();
+  for (std::size_t b = 0; b < flights_.size(); ++b) {
+    const Flight& flight = flights_[b];
+    const comm::WorkTimes times = flight.work.ready() ? flight.work.times() : comm::WorkTimes{};
+    // A hook without communication, or a device whose events have not passed yet.
+    if (times.enqueued == Clock::time_point()) continue;
+    const BucketSet::Bucket& bucket = buckets_->buckets()[b];
     OverlapReport::Bucket& row = report_.buckets.emplace_back();
     row.index = static_cast<int>(b);
     row.bytes = bucket.layout.elements * static_cast<std::int64_t>(item_size(bucket.dtype));
-    row.ready_ms = ms(bucket.ready);
+    row.ready_ms = ms(flight.ready);
     row.start_ms = ms(times.started);
     row.end_ms = ms(times.finished);
     row.exposed_ms = std::max(0.0, row.end_ms - std::max(row.start_ms, report_.compute_end_ms));
@@ -292,6 +314,10 @@ void Reducer::fill_report(Clock::time_point compute_end) {
     report_.communication_ms += row.end_ms - row.start_ms;
   }
   report_.backward_end_ms = std::max(report_.compute_end_ms, queue_free);
+  ++totals_.synchronised_steps;
+  totals_.compute_ms += report_.compute_end_ms;
+  totals_.communication_ms += report_.communication_ms;
+  totals_.overlap_ms += report_.hidden_ms;
 }
 
 }  // namespace cohort::parallel

@@ -40,7 +40,7 @@ TEST(DdpErrors, AModelWithMoreParametersOnOneRank) {
         if (rank == 1) net->push_back(nn::Linear(2, 2));
         return net;
       },
-      {"rank 0 has 5 entries", "rank 1 has 7"});
+      {"rank 0 has 6 entries", "rank 1 has 8"});
 }
 
 TEST(DdpErrors, AnotherShapeOnOneRank) {

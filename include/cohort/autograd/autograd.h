@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -77,6 +78,18 @@ void queue_callback(std::function<void()> callback,
 
 // Whether a backward() is running in this thread, as opposed to a grad() or none.
 bool backward_is_accumulating();
+
+// Whether the backward that is running in this thread will come to `leaf`, or has. False outside a
+// backward.
+bool backward_reaches(const Tensor& leaf);
+
+// Identifies the innermost backward that is running in this thread, by a number that no other
+// backward of the thread's context has; 0 outside one.
+std::uint64_t current_backward();
+
+// Names what manages the leaf's gradient ("DDP"), of which there can be one at a time; an empty
+// name ends it. AutogradError when another manager is named already.
+void set_grad_manager(const Tensor& leaf, const std::string& manager);
 
 // Names the memory in which the leaf's gradient is to be accumulated: equal shape, dtype and
 // device. From then on grad(), once defined, is `destination` itself. An existing gradient is moved

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <iosfwd>
 #include <memory>
 #include <optional>
@@ -151,6 +152,17 @@ class ProcessGroup {
   // still uses it. Counted under the context's memory category. OutOfMemory on all ranks when one
   // has no room.
   Tensor allocate(const Shape& shape, const TensorOptions& options = {});
+
+  // For ranks that have uneven amounts of work (parallel/join.h). While it is on, each collective of
+  // this rank is preceded by an announcement, one small all-reduce, which tells the ranks in
+  // shadow() what to take part in. Every rank that is not in shadow() must have it on, and none of
+  // them may send, receive, allocate, split, or exchange parts of unequal sizes. CPU groups only:
+  // NotSupported otherwise.
+  void announce_collectives(bool on);
+  // Takes part in the collectives that the other ranks announce, with values that change nothing,
+  // until all ranks are here, or `after`, told the owner of each one, returns false. Blocks, but
+  // leaves the collectives themselves to the queue. Returns how many it took part in.
+  std::int64_t shadow(const std::function<bool(const std::string& owner)>& after);
 
   // Ends the group on all ranks: they raise PeerError with `reason`. Any thread, any time.
   void abort(const std::string& reason) noexcept;

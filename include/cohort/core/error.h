@@ -81,6 +81,17 @@ class PeerError : public CommError {
   int rank_;
 };
 
+// Another rank raised an error in a step that the ranks do together. All of them know of it and
+// gave the step up; the group goes on. `rank()` is the first one that failed.
+class RemoteError : public Error {
+ public:
+  RemoteError(const std::string& message, int rank) : Error(message), rank_(rank) {}
+  int rank() const { return rank_; }
+
+ private:
+  int rank_;
+};
+
 // The ranks do not agree on what they are doing: another operation, size, dtype or model.
 class MismatchError : public CommError {
  public:

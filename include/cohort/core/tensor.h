@@ -33,6 +33,10 @@ class TensorImpl : public RefCounted {
   TensorImpl(IntrusivePtr<Storage> storage, DType dtype, const Shape& shape, const Dims& strides,
              std::int64_t offset);
 
+  // Exchanges memory, dtype, layout and gradient information with `other`, which has the same
+  // shape: every handle of the one then names what the other was, until they are exchanged back.
+  void swap_contents(TensorImpl& other);
+
   IntrusivePtr<Storage> storage;
   Shape shape;
   Dims strides;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -10,38 +11,17 @@
 #include "cohort/comm/process_group.h"
 #include "cohort/nn/module.h"
 #include "cohort/optim/optimizer.h"
+#include "cohort/parallel/comm_hook.h"
+#include "cohort/parallel/ddp_logging.h"
+#include "cohort/parallel/ddp_options.h"
 #include "cohort/parallel/ddp_plan.h"
+#include "cohort/parallel/join.h"
 #include "cohort/parallel/overlap_report.h"
 
 namespace cohort {
-
-// Options of DDP, with PyTorch's names and defaults where it has them. All ranks must give the same
-// ones; construction compares them.
-struct DDPOptions {
-  // A bucket holds at most this many MiB of gradients, unless one module alone has more.
-  double bucket_cap_mb = 25;
-  // Cap of the bucket that is ready last, in MiB: its reduction is the one that backward cannot
-  // hide, so it is kept small. 0 treats it like the others.
-  double last_bucket_cap_mb = 1;
-  // True: gradients live in the buckets and are reduced there. False: each parameter keeps a
-  // gradient of its own, which is copied into its bucket and back.
-  bool gradient_as_bucket_view = false;
-  // Rank 0's buffers replace the others' before each forward that will synchronise gradients, in
-  // training mode only: evaluation starts no collective.
-  bool broadcast_buffers = true;
-  // False: nothing is broadcast at construction; the caller answers for equal replicas.
-  bool init_sync = true;
-  // False: all buckets are reduced after backward instead of during it. For measuring.
-  bool overlap = true;
-  // True: buckets are filled from the last registered parameter to the first, the order in which
-  // most models' gradients arrive. False: from the first. For measuring.
-  bool reverse_registration = true;
-  // Rebuild the buckets once, after the first synchronised backward, by order of arrival.
-  bool rebuild_buckets = true;
-};
-
 namespace parallel {
 
+class ParameterCast;
 class Reducer;
 
 // The part of DDP that does not depend on the module's type.
@@ -53,20 +33,58 @@ class DDPEngine {
   DDPEngine(const DDPEngine&) = delete;
   DDPEngine& operator=(const DDPEngine&) = delete;
 
-  void before_forward();
+  // Around the module's forward; leave_forward() also when it throws.
+  void enter_forward();
+  void leave_forward() noexcept;
   void after_forward(const std::vector<Tensor>& outputs);
-  void set_sync(bool on);
+
+  void set_sync(bool on) { sync_ = on; }
   bool sync() const { return sync_; }
+  void count(std::int64_t units);
+  void set_static_graph();
+  void register_comm_hook(CommHook hook, const std::string& name);
+
+  const std::shared_ptr<comm::ProcessGroup>& group() const { return group_; }
+  void begin_join(const JoinOptions& options);
+  void end_join(int last);
+  void abandon_join() noexcept;
+
   DDPPlan plan(const optim::Optimizer* optimizer) const;
   const OverlapReport& report() const;
+  DDPLoggingData logging_data() const;
   int rebuilds() const;
 
  private:
+  std::vector<nn::NamedTensor> kept(std::vector<nn::NamedTensor> list) const;
+  std::vector<Tensor> buffers() const;
+  void check_trainability() const;
+  void begin_step();
+
   nn::Module& module_;
   std::shared_ptr<comm::ProcessGroup> group_;
   DDPOptions options_;
-  std::shared_ptr<Reducer> reducer_;  // null in a world of one; graphs refer to it weakly
+  std::vector<nn::NamedTensor> frozen_;  // at construction
+  // Null when there is nothing to reduce; graphs refer to it weakly.
+  std::shared_ptr<Reducer> reducer_;
+  std::unique_ptr<ParameterCast> cast_;  // null without mixed_precision.param_dtype
+  HookHandle input_cast_;
+  std::string hook_name_;  // of the communication hook; empty without
   bool sync_ = true;
+  std::int64_t iterations_ = 0;
+  bool joining_ = false;
+  JoinOptions join_options_;
+};
+
+// The time of one forward.
+class ForwardScope {
+ public:
+  explicit ForwardScope(DDPEngine& engine) : engine_(engine) { engine_.enter_forward(); }
+  ~ForwardScope() { engine_.leave_forward(); }
+  ForwardScope(const ForwardScope&) = delete;
+  ForwardScope& operator=(const ForwardScope&) = delete;
+
+ private:
+  DDPEngine& engine_;
 };
 
 }  // namespace parallel
@@ -98,21 +116,25 @@ class NoSync {
 // Construction is collective: all ranks compare names, shapes, dtypes, trainability and options
 // (MismatchError on every rank where they differ), then take rank 0's parameters and buffers. The
 // module and the group are shared; the module must keep its parameters while DDP lives. A world of
-// one adds nothing to the module. Belongs to the rank's host thread.
+// one adds nothing to the module, but for ReducePolicy::count. Belongs to the rank's host thread.
 //
-// Errors in backward: a parameter that got no gradient is an AutogradError that names it, and ends
-// the group for all ranks; any exception that leaves a synchronising backward does so, with its
-// text. After that the group is unusable; gradients are undefined until cleared.
+// Errors in backward: a parameter that got no gradient is an AutogradError that names it. That, and
+// any exception that leaves a synchronising backward before its last bucket has gone out, makes the
+// same backward fail on all ranks: with the exception itself where it arose, with a RemoteError
+// that quotes it elsewhere. The group and DDP go on; gradients are undefined until cleared. Under a
+// communication hook, with SyncBatchNorm in the module, on CUDA, and after the last bucket, such an
+// exception ends the group instead (PeerError on the other ranks).
 template <typename M>
-class DDP {
+class DDP : public Joinable {
  public:
   DDP(std::shared_ptr<M> module, std::shared_ptr<comm::ProcessGroup> group, DDPOptions options = {})
-      : module_(std::move(module)),
+      : module_(require(std::move(module))),
         engine_(std::make_unique<parallel::DDPEngine>(*module_, std::move(group), options)) {}
 
+  // AutogradError when a parameter has been frozen or unfrozen since construction.
   template <typename... Args>
   auto operator()(Args&&... args) {
-    engine_->before_forward();
+    const parallel::ForwardScope scope(*engine_);
     auto result = (*module_)(std::forward<Args>(args)...);
     engine_->after_forward(nn::collect_tensors(result));
     return result;
@@ -126,16 +148,58 @@ class DDP {
 
   // Gradient accumulation: `auto guard = ddp.no_sync();`.
   [[nodiscard]] NoSync no_sync() { return NoSync(*engine_); }
+  // The same as a call: runs backward on the losses that `loss_of(0)` … `loss_of(micro_batches -
+  // 1)` return; the last backward reduces the sum of all. InvalidArgument unless micro_batches is
+  // at least 1.
+  void accumulate(int micro_batches, const std::function<Tensor(int)>& loss_of) {
+    check(micro_batches >= 1, "[accumulate] micro_batches must be at least 1, got ", micro_batches);
+    for (int i = 0; i + 1 < micro_batches; ++i) {
+      const NoSync guard = no_sync();
+      loss_of(i).backward();
+    }
+    loss_of(micro_batches - 1).backward();
+  }
+
+  // ReducePolicy::count: the number of samples or tokens that the coming loss sums over; counts of
+  // one accumulation add up. InvalidArgument when negative, or under another policy.
+  void count(std::int64_t units) { engine_->count(units); }
+
+  // Trains on uneven inputs: see cohort::join().
+  void join(const std::function<void()>& body, const JoinOptions& options = {}) {
+    cohort::join({this}, body, options);
+  }
+
+  // Replaces the all-reduce of each bucket by `hook`. Collective: all ranks compare `name`. Once,
+  // between steps: InvalidArgument for an empty hook or a second one.
+  void register_comm_hook(CommHook hook, const std::string& name = "custom") {
+    engine_->register_comm_hook(std::move(hook), name);
+  }
+  // As DDPOptions::static_graph. InvalidArgument after a backward.
+  void set_static_graph() { engine_->set_static_graph(); }
+
   // Buckets, collectives, bytes and memory of a step; with the optimizer, its state too.
   DDPPlan plan(const optim::Optimizer* optimizer = nullptr) const {
     return engine_->plan(optimizer);
   }
   // How the communication of the last synchronising backward was hidden.
   const OverlapReport& overlap_report() const { return engine_->report(); }
+  DDPLoggingData logging_data() const { return engine_->logging_data(); }
   // How often the buckets have been rebuilt: 0, or 1 after the first synchronised step.
   int rebuilds() const { return engine_->rebuilds(); }
 
+  const std::shared_ptr<comm::ProcessGroup>& join_group() const override {
+    return engine_->group();
+  }
+  void begin_join(const JoinOptions& options) override { engine_->begin_join(options); }
+  void end_join(int last) override { engine_->end_join(last); }
+  void abandon_join() noexcept override { engine_->abandon_join(); }
+
  private:
+  static std::shared_ptr<M> require(std::shared_ptr<M> module) {
+    check(module != nullptr, "[DDP] the module is null");
+    return module;
+  }
+
   std::shared_ptr<M> module_;
   std::unique_ptr<parallel::DDPEngine> engine_;
 };
