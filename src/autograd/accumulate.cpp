@@ -9,6 +9,16 @@
 
 namespace cohort {
 
+namespace {
+
+// Whether `gradient` lies in memory as the leaf's gradients are to.
+bool same_layout(const Tensor& gradient, const Tensor& leaf) {
+  if (leaf.is_contiguous()) return gradient.is_contiguous();
+  return gradient.strides() == dense_strides(leaf);
+}
+
+}  // namespace
+
 void add_in_place(const Tensor& sum, const Tensor& value) {
   sum.storage().bump_version();
   backend::backend_for(sum.device().type)
@@ -60,10 +70,10 @@ void AccumulateGrad::accumulate(Tensor gradient, bool exclusive) {
     m.grad = m.destination;
   } else if (m.grad.defined()) {
     add_in_place(m.grad, gradient);
-  } else if (exclusive && gradient.is_contiguous() && gradient.dtype() == leaf_.dtype()) {
+  } else if (exclusive && same_layout(gradient, leaf_) && gradient.dtype() == leaf_.dtype()) {
     m.grad = std::move(gradient);
   } else {
-    Tensor own = Tensor::empty(leaf_.shape(), leaf_.options());
+    Tensor own = Tensor::empty_like(leaf_);
     own.copy_(gradient);
     m.grad = own;
   }

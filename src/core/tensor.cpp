@@ -1,5 +1,6 @@
 #include "cohort/core/tensor.h"
 
+#include <algorithm>
 #include <cstring>
 #include <ostream>
 #include <utility>
@@ -63,6 +64,27 @@ Tensor Tensor::empty(const Shape& shape, const TensorOptions& options) {
       shape, contiguous_strides(shape), 0));
   if (options.requires_grad) tensor.set_requires_grad(true);
   return tensor;
+}
+
+Dims dense_strides(const Tensor& tensor) {
+  std::vector<int> dims;
+  for (int d = 0; d < tensor.rank(); ++d) {
+    if (tensor.shape()[d] != 1) dims.push_back(d);
+  }
+  std::sort(dims.begin(), dims.end(),
+            [&](int a, int b) { return tensor.strides()[a] < tensor.strides()[b]; });
+  std::int64_t expected = 1;
+  for (const int d : dims) {
+    if (tensor.strides()[d] != expected) return contiguous_strides(tensor.shape());
+    expected *= tensor.shape()[d];
+  }
+  return tensor.strides();
+}
+
+Tensor Tensor::empty_like(const Tensor& other) {
+  const Tensor tensor = empty(other.shape(), other.options());
+  if (other.is_contiguous()) return tensor;
+  return tensor.as_strided(other.shape(), dense_strides(other), 0);
 }
 
 Tensor Tensor::full(const Shape& shape, double value, const TensorOptions& options) {

@@ -26,21 +26,6 @@ std::int64_t round_up(std::int64_t elements, DType dtype) {
 
 }  // namespace
 
-Dims gradient_strides(const Tensor& parameter) {
-  std::vector<int> dims;
-  for (int d = 0; d < parameter.rank(); ++d) {
-    if (parameter.shape()[d] != 1) dims.push_back(d);
-  }
-  std::sort(dims.begin(), dims.end(),
-            [&](int a, int b) { return parameter.strides()[a] < parameter.strides()[b]; });
-  std::int64_t expected = 1;
-  for (const int d : dims) {
-    if (parameter.strides()[d] != expected) return contiguous_strides(parameter.shape());
-    expected *= parameter.shape()[d];
-  }
-  return parameter.strides();
-}
-
 BucketSet::BucketSet(const std::vector<nn::NamedTensor>& parameters,
                      std::shared_ptr<comm::ProcessGroup> group, const DDPOptions& options,
                      std::int64_t status_elements)
@@ -122,7 +107,7 @@ void BucketSet::allocate(Bucket& bucket, bool last) {
   for (std::size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
     const int index = bucket.parameters[slot];
     const Tensor& parameter = tensor(index);
-    bucket.slices.push_back(bucket.memory.as_strided(parameter.shape(), gradient_strides(parameter),
+    bucket.slices.push_back(bucket.memory.as_strided(parameter.shape(), dense_strides(parameter),
                                                      bucket.layout.offsets[slot]));
     const bool view = options_.gradient_as_bucket_view && parameter.dtype() == bucket.dtype;
     places_[static_cast<std::size_t>(index)] = {static_cast<int>(buckets_.size()) - 1,

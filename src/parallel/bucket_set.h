@@ -71,8 +71,4 @@ class BucketSet {
   Tensor status_;
 };
 
-// Strides of a gradient of `parameter`: its own where they cover their memory without gaps, else
-// row-major ones.
-Dims gradient_strides(const Tensor& parameter);
-
 }  // namespace cohort::parallel

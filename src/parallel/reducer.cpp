@@ -274,8 +274,7 @@ void Reducer::give_back(int index) {
   }
   if (!parameter.grad().defined()) {
     const MemoryCategoryScope category(MemoryCategory::gradients);
-    const Tensor fresh = Tensor::empty(parameter.shape(), parameter.options());
-    parameter.set_grad(fresh.as_strided(parameter.shape(), gradient_strides(parameter), 0));
+    parameter.set_grad(Tensor::empty_like(parameter));
   }
   Tensor(parameter.grad()).copy_(buckets_->slice(index));
 }

@@ -33,7 +33,7 @@ std::shared_ptr<nn::Sequential> two_layers(std::int64_t width, DType dtype = f32
                                           nn::Linear(width, 2, {.dtype = dtype}));
 }
 
-TEST(DdpErrors, AModelWithMoreParametersOnOneRank) {
+TEST(DdpErrors, Row61AModelWithMoreParametersOnOneRank) {
   expect_mismatch(
       [](int rank) {
         auto net = two_layers(4);
@@ -43,12 +43,12 @@ TEST(DdpErrors, AModelWithMoreParametersOnOneRank) {
       {"rank 0 has 6 entries", "rank 1 has 8"});
 }
 
-TEST(DdpErrors, AnotherShapeOnOneRank) {
+TEST(DdpErrors, Row62AnotherShapeOnOneRank) {
   expect_mismatch([](int rank) { return two_layers(rank == 2 ? 5 : 4); },
                   {"0.weight", "[4, 3]", "rank 2", "[5, 3]"});
 }
 
-TEST(DdpErrors, AnotherDtypeOnOneRank) {
+TEST(DdpErrors, Row88AnotherDtypeOnOneRank) {
   expect_mismatch([](int rank) { return two_layers(4, rank == 1 ? f64 : f32); },
                   {"0.weight", "f32[4, 3]", "f64[4, 3]"});
 }
@@ -69,7 +69,7 @@ TEST(DdpErrors, OtherOptionsOnOneRank) {
                   &other);
 }
 
-TEST(DdpErrors, AnotherOrderOfEqualShapes) {
+TEST(DdpErrors, Row63AnotherOrderOfEqualShapes) {
   struct AB : nn::ModuleOf<AB> {
     explicit AB(bool swap) {
       for (const char* name : {swap ? "b" : "a", swap ? "a" : "b"}) {
@@ -102,7 +102,7 @@ TEST(DdpErrors, BadOptionsAndEmptyModels) {
 
 // a is used, b is not: an error that names b before backward returns, on the ranks that lack it;
 // the others learn of it too.
-TEST(DdpErrors, AParameterWithoutGradientIsNamedInThatBackward) {
+TEST(DdpErrors, Row16AParameterWithoutGradientIsNamedInThatBackward) {
   struct Unused : nn::ModuleOf<Unused> {
     nn::Child<nn::Linear> a = make_module<nn::Linear>("a", 1, 1);
     nn::Child<nn::Linear> b = make_module<nn::Linear>("b", 1, 1);

@@ -53,7 +53,7 @@ double largest_relative_difference(const Parameters& a, const Parameters& b) {
 class DdpParity : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(World, DdpParity, testing::Values(2, 3, 4));
 
-TEST_P(DdpParity, EqualsOneRankWithTheWholeBatchUnderSgd) {
+TEST_P(DdpParity, Row91EqualsOneRankWithTheWholeBatchUnderSgd) {
   const Parameters one = train({});
   const Parameters many = train({.world = GetParam()});
   EXPECT_LT(largest_relative_difference(one, many), 1e-6);

@@ -31,7 +31,7 @@ class DdpTest : public testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(BucketViews, DdpTest, testing::Bool(),
                          [](const auto& info) { return info.param ? "Views" : "Copies"; });
 
-TEST_P(DdpTest, AveragesGradientsOverRanks) {
+TEST_P(DdpTest, Row1AveragesGradientsOverRanks) {
   const PerRank got = run([](auto& ddp, Tensor x, auto push) {
     sum(ddp(x)).backward();
     push(grad_of(ddp.module().weight));
@@ -40,7 +40,7 @@ TEST_P(DdpTest, AveragesGradientsOverRanks) {
   EXPECT_EQ(got[1], (Values{1.5}));
 }
 
-TEST_P(DdpTest, DividesTheMeanOfALossOverItsElements) {
+TEST_P(DdpTest, Row2DividesTheMeanOfALossOverItsElements) {
   PerRank values(2);
   comm::LocalWorld(2).run([&](const Group& group) {
     struct Shift : nn::ModuleOf<Shift> {
@@ -55,7 +55,7 @@ TEST_P(DdpTest, DividesTheMeanOfALossOverItsElements) {
   EXPECT_EQ(values[1], Values(4, 0.25));
 }
 
-TEST_P(DdpTest, CountsAParameterThatIsUsedTwiceTwice) {
+TEST_P(DdpTest, Row3CountsAParameterThatIsUsedTwiceTwice) {
   const PerRank got = run([](auto& ddp, Tensor x, auto push) {
     (sum(ddp(x)) + sum(linear(x, ddp.module().weight))).backward();
     push(grad_of(ddp.module().weight));
@@ -64,7 +64,7 @@ TEST_P(DdpTest, CountsAParameterThatIsUsedTwiceTwice) {
   EXPECT_EQ(got[1], (Values{3}));
 }
 
-TEST_P(DdpTest, DoesNotOverflowHalfPrecisionWhileSumming) {
+TEST_P(DdpTest, Row4DoesNotOverflowHalfPrecisionWhileSumming) {
   PerRank values(2);
   comm::LocalWorld(2).run([&](const Group& group) {
     auto layer = std::make_shared<nn::Linear>(1, 1, nn::LinearOptions{.bias = false, .dtype = f16});
@@ -76,7 +76,7 @@ TEST_P(DdpTest, DoesNotOverflowHalfPrecisionWhileSumming) {
   EXPECT_EQ(values[1], (Values{32768}));
 }
 
-TEST_P(DdpTest, NoSyncLeavesGradientsLocalAndTheNextStepReducesTheSum) {
+TEST_P(DdpTest, Row5And6NoSyncLeavesGradientsLocalAndTheNextStepReducesTheSum) {
   const PerRank got = run([](auto& ddp, Tensor x, auto push) {
     {
       const NoSync guard = ddp.no_sync();
@@ -92,7 +92,7 @@ TEST_P(DdpTest, NoSyncLeavesGradientsLocalAndTheNextStepReducesTheSum) {
   EXPECT_EQ(got[1], (Values{2, 16.5, 18}));
 }
 
-TEST_P(DdpTest, TheForwardDecidesWhetherItsBackwardSynchronises) {
+TEST_P(DdpTest, Row7And8TheForwardDecidesWhetherItsBackwardSynchronises) {
   const PerRank got = run([](auto& ddp, Tensor x, auto push) {
     Tensor inside;
     {
@@ -144,7 +144,7 @@ TEST_P(DdpTest, ABackwardThroughLocalAndSynchronisingForwardsSynchronises) {
   EXPECT_EQ(got[1], (Values{16.5}));
 }
 
-TEST_P(DdpTest, TwoForwardsBeforeOneBackwardAreSummed) {
+TEST_P(DdpTest, Row9TwoForwardsBeforeOneBackwardAreSummed) {
   const PerRank got = run([](auto& ddp, Tensor x, auto push) {
     const Tensor first = ddp(x);
     (sum(first) + sum(ddp(x * 10.0))).backward();
@@ -155,7 +155,7 @@ TEST_P(DdpTest, TwoForwardsBeforeOneBackwardAreSummed) {
 }
 
 // PyTorch reduces the first backward only (11.5 and 21.5); each one is reduced here.
-TEST_P(DdpTest, TwoForwardsBeforeTwoBackwardsAreBothReduced) {
+TEST_P(DdpTest, Row10TwoForwardsBeforeTwoBackwardsAreBothReduced) {
   const PerRank got = run([](auto& ddp, Tensor x, auto push) {
     const Tensor first = ddp(x);
     const Tensor second = ddp(x * 10.0);
@@ -169,7 +169,7 @@ TEST_P(DdpTest, TwoForwardsBeforeTwoBackwardsAreBothReduced) {
 }
 
 // PyTorch leaves the second gradient local (7 and 13).
-TEST_P(DdpTest, ARetainedGraphIsReducedEachTime) {
+TEST_P(DdpTest, Row11ARetainedGraphIsReducedEachTime) {
   const PerRank got = run([](auto& ddp, Tensor x, auto push) {
     const Tensor y = ddp(x);
     const Tensor loss = sum(y * y);
@@ -182,7 +182,7 @@ TEST_P(DdpTest, ARetainedGraphIsReducedEachTime) {
   EXPECT_EQ(got[1], (Values{5, 10}));
 }
 
-TEST_P(DdpTest, GradOfTheOutputStaysLocalAndTheNextStepIsClean) {
+TEST_P(DdpTest, Row79GradOfTheOutputStaysLocalAndTheNextStepIsClean) {
   const PerRank got = run([](auto& ddp, Tensor x, auto push) {
     push(grad({sum(ddp(x))}, {ddp.module().weight})[0].item());
     sum(ddp(x)).backward();
@@ -192,7 +192,7 @@ TEST_P(DdpTest, GradOfTheOutputStaysLocalAndTheNextStepIsClean) {
   EXPECT_EQ(got[1], (Values{2, 1.5}));
 }
 
-TEST_P(DdpTest, KeepsWorkingHoweverGradientsAreCleared) {
+TEST_P(DdpTest, Row47KeepsWorkingHoweverGradientsAreCleared) {
   const PerRank got = run([](auto& ddp, Tensor x, auto push) {
     Tensor& weight = ddp.module().weight;
     const auto step = [&] {
@@ -213,7 +213,7 @@ TEST_P(DdpTest, KeepsWorkingHoweverGradientsAreCleared) {
   EXPECT_EQ(got[1], Values(5, 1.5));
 }
 
-TEST(Ddp, GradientsAreViewsOfTheirBucketFromTheFirstStepOn) {
+TEST(Ddp, Row47GradientsAreViewsOfTheirBucketFromTheFirstStepOn) {
   comm::LocalWorld(2).run([&](const Group& group) {
     auto net = std::make_shared<nn::Sequential>(nn::Linear(3, 5), nn::Linear(5, 2));
     DDP ddp(net, group, {.gradient_as_bucket_view = true});
@@ -229,7 +229,7 @@ TEST(Ddp, GradientsAreViewsOfTheirBucketFromTheFirstStepOn) {
   });
 }
 
-TEST(Ddp, BucketsAreReducedInOrderWithTheirSizes) {
+TEST(Ddp, Row54BucketsAreReducedInOrderWithTheirSizes) {
   comm::LocalWorld(2).run([&](const Group& group) {
     const nn::LinearOptions plain{.bias = false};
     auto net = std::make_shared<nn::Sequential>(
@@ -262,7 +262,7 @@ struct Crossed : nn::ModuleOf<Crossed> {
   Tensor forward(const Tensor& x) { return late(early(x)); }
 };
 
-TEST(Ddp, BucketsAreRebuiltOnceByOrderOfArrivalAndLiveGradientsMove) {
+TEST(Ddp, Row55BucketsAreRebuiltOnceByOrderOfArrivalAndLiveGradientsMove) {
   for (const bool views : {false, true}) {
     comm::LocalWorld(2).run([&](const Group& group) {
       manual_seed(5);
@@ -284,7 +284,7 @@ TEST(Ddp, BucketsAreRebuiltOnceByOrderOfArrivalAndLiveGradientsMove) {
   }
 }
 
-TEST(Ddp, MixedDtypesGetBucketsOfTheirOwn) {
+TEST(Ddp, Row53And56MixedDtypesGetBucketsOfTheirOwn) {
   comm::LocalWorld(2).run([&](const Group& group) {
     struct Mixed : nn::ModuleOf<Mixed> {
       nn::Child<nn::Linear> a =
@@ -302,7 +302,7 @@ TEST(Ddp, MixedDtypesGetBucketsOfTheirOwn) {
   });
 }
 
-TEST(Ddp, TakesParametersWithoutElementsAndBfloat16) {
+TEST(Ddp, Row59And60TakesParametersWithoutElementsAndBfloat16) {
   comm::LocalWorld(2).run([&](const Group& group) {
     struct Odd : nn::ModuleOf<Odd> {
       Tensor none = register_parameter("none", Tensor::zeros({0, 3}));
@@ -342,7 +342,7 @@ struct WithBuffer : nn::ModuleOf<WithBuffer> {
 };
 
 // Our rule: rank 0's buffers reach the others before every forward that will synchronise.
-TEST(Ddp, BuffersFollowRankZeroInSynchronisingTrainingForwardsOnly) {
+TEST(Ddp, Row68And71BuffersFollowRankZeroInSynchronisingTrainingForwardsOnly) {
   PerRank seen(2);
   comm::LocalWorld(2).run([&](const Group& group) {
     auto net = std::make_shared<WithBuffer>();
@@ -368,7 +368,7 @@ TEST(Ddp, BuffersFollowRankZeroInSynchronisingTrainingForwardsOnly) {
   EXPECT_EQ(seen[1], (Values{1, 2, 2, 1}));
 }
 
-TEST(Ddp, TheBroadcastOfBuffersIsInvisibleToAutograd) {
+TEST(Ddp, Row70TheBroadcastOfBuffersIsInvisibleToAutograd) {
   comm::LocalWorld(2).run([&](const Group& group) {
     struct Scaled : nn::ModuleOf<Scaled> {
       Tensor w = register_parameter("w", Tensor::ones({1}));
@@ -382,6 +382,41 @@ TEST(Ddp, TheBroadcastOfBuffersIsInvisibleToAutograd) {
     (first + ddp(x)).backward();
     EXPECT_EQ(grad_of(net->w), 6);
   });
+}
+
+TEST_P(DdpTest, Row3AWeightSharedByTwoLayersHasTheirSumOverManyBuckets) {
+  comm::LocalWorld(2).run([&](const Group& group) {
+    struct Shared : nn::ModuleOf<Shared> {
+      Tensor w = register_parameter("w", Tensor::ones({256, 256}));
+      Tensor u = register_parameter("u", Tensor::ones({256, 256}));
+      Tensor forward(double x) { return sum(w * x) + sum(w * x) + sum(u * x); }
+    };
+    DDPOptions options = this->options();
+    options.bucket_cap_mb = 0.25;
+    DDP ddp(std::make_shared<Shared>(), group, options);
+    for (const bool to_none : {true, false, true}) {
+      ddp(group->rank() + 1.0).backward();
+      EXPECT_EQ(ddp.module().w.grad().template to_vector<double>(), Values(256 * 256, 3));
+      EXPECT_EQ(ddp.module().u.grad().template to_vector<double>(), Values(256 * 256, 1.5));
+      ddp.module().zero_grad(to_none);
+    }
+  });
+}
+
+// Row 69 reassigns the buffer; here a buffer is always written in place.
+TEST(Ddp, Row69And89BuffersAreEqualAfterForwardUnlessToldNotTo) {
+  for (const bool broadcast : {true, false}) {
+    comm::LocalWorld(2).run([&](const Group& group) {
+      DDP ddp(std::make_shared<WithBuffer>(), group,
+              {.broadcast_buffers = broadcast, .init_sync = false});
+      for (int step = 1; step <= 3; ++step) {
+        const int mine = 10 * group->rank() + step;
+        ddp.module().b.fill_(mine);
+        ddp(Tensor::ones({1})).backward();
+        EXPECT_EQ(ddp.module().b.item(), broadcast ? step : mine);
+      }
+    });
+  }
 }
 
 TEST(Ddp, AWorldOfOneAddsNothing) {

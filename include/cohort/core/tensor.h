@@ -63,6 +63,8 @@ class Tensor {
 
   // Uninitialised, contiguous.
   static Tensor empty(const Shape& shape, const TensorOptions& options = {});
+  // Uninitialised, with the shape, dtype, device and dense_strides() of `other`.
+  static Tensor empty_like(const Tensor& other);
   static Tensor zeros(const Shape& shape, const TensorOptions& options = {});
   static Tensor ones(const Shape& shape, const TensorOptions& options = {});
   static Tensor full(const Shape& shape, double value, const TensorOptions& options = {});
@@ -170,6 +172,10 @@ class Tensor {
 
   IntrusivePtr<TensorImpl> impl_;
 };
+
+// The tensor's strides where it covers its memory without gaps, in whatever order of dimensions;
+// row-major ones otherwise.
+Dims dense_strides(const Tensor& tensor);
 
 // Values, shape, dtype and device, abridged when large. Waits for the stream.
 std::ostream& operator<<(std::ostream& out, const Tensor& tensor);
