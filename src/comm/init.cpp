@@ -26,6 +26,8 @@ ExitCode classify() {
     throw;
   } catch (const PeerError& error) {
     return {kExitPeer, error.what()};
+  } catch (const RemoteError& error) {
+    return {kExitPeer, error.what()};
   } catch (const TimeoutError& error) {
     return {kExitTimeout, error.what()};
   } catch (const MismatchError& error) {

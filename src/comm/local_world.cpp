@@ -73,6 +73,9 @@ void run_rank(const std::shared_ptr<shm::Hub>& hub, int rank, int size,
     } catch (const PeerError& error) {
       first.record(std::current_exception(), /*echo=*/true);
       runtime->announce_failure(error.what());
+    } catch (const RemoteError& error) {
+      first.record(std::current_exception(), /*echo=*/true);
+      runtime->announce_failure(error.what());
     } catch (const std::exception& error) {
       first.record(std::current_exception(), /*echo=*/false);
       runtime->announce_failure(error.what());

@@ -167,6 +167,8 @@ std::function<int()> define_bench_train(CLI::App& app) {
   app.add_option("--last-bucket-cap-mb", options->ddp.last_bucket_cap_mb, "DDP's option")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  app.add_flag("--find-unused-parameters", options->ddp.find_unused_parameters, "DDP's option");
+  app.add_flag("--static-graph", options->ddp.static_graph, "DDP's option");
   app.add_flag_callback(
       "--no-overlap", [options] { options->ddp.overlap = false; }, "Reduce after backward");
   app.add_flag_callback(

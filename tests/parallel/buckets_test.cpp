@@ -28,7 +28,8 @@ TEST(AssignBuckets, Row49ATensorAsLargeAsTheCapIsABucket) {
   EXPECT_EQ(assign(items_of({100, 200, 100, 50}), {.bytes = 400}), (Buckets{{0}, {1}, {2}, {3}}));
 }
 
-// PyTorch has a list of caps, 40 and 80 bytes; here the cap is one, and the last bucket has its own.
+// PyTorch has a list of caps, 40 and 80 bytes; here the cap is one, and the last bucket has its
+// own.
 TEST(AssignBuckets, Row50TheLastBucketHasACapOfItsOwn) {
   EXPECT_EQ(assign(items_of({10, 10, 10, 10}), {.bytes = 80, .last_bytes = 40}),
             (Buckets{{0, 1}, {2}, {3}}));

@@ -363,6 +363,64 @@ TEST(DdpState, Row70TwoForwardsThroughBatchNormBeforeOneBackward) {
   });
 }
 
+// Trains from `begin` to `end`, from the state given and into it.
+struct Snapshot {
+  std::vector<Tensor> parameters;
+  std::vector<std::vector<optim::NamedState>> states;
+};
+
+template <typename Model>
+Snapshot train_from(Model& model, const Group& group, const Snapshot* from, int begin, int end) {
+  const std::vector<Tensor> parameters = model.parameters();
+  optim::SGD sgd(parameters, {.lr = 0.1, .momentum = 0.9});
+  for (std::size_t i = 0; from != nullptr && i < parameters.size(); ++i) {
+    const NoGrad no_grad;
+    Tensor(parameters[i]).copy_(from->parameters[i]);
+    sgd.load_state(parameters[i], begin, from->states[i]);
+  }
+  for (int step = begin; step < end; ++step) {
+    sgd.zero_grad();
+    sum(tanh(model(Tensor::full({2, 3}, 0.1 * (step + 1) * (group->rank() + 1))))).backward();
+    sgd.step();
+  }
+  Snapshot out;
+  for (const Tensor& parameter : parameters) {
+    out.parameters.push_back(parameter.detach().clone());
+    out.states.emplace_back();
+    for (const optim::NamedState& state : sgd.state(parameter)) {
+      out.states.back().push_back({state.name, state.tensor.clone()});
+    }
+  }
+  return out;
+}
+
+TEST(DdpState, Row84AReloadedStateGoesOnAsTheUninterruptedRun) {
+  comm::LocalWorld(2).run([](const Group& group) {
+    const auto fresh = [] {
+      manual_seed(3);
+      return std::make_shared<nn::Linear>(3, 4);
+    };
+    DDP whole(fresh(), group);
+    const Snapshot expected = train_from(whole, group, nullptr, 0, 6);
+    DDP first(fresh(), group);
+    const Snapshot middle = train_from(first, group, nullptr, 0, 3);
+    manual_seed(99);  // other initial values, which the state replaces
+    DDP second(std::make_shared<nn::Linear>(3, 4), group);
+    const Snapshot got = train_from(second, group, &middle, 3, 6);
+    for (std::size_t i = 0; i < got.parameters.size(); ++i) {
+      EXPECT_EQ(got.parameters[i].to_vector<float>(), expected.parameters[i].to_vector<float>());
+    }
+    // The bare model takes the state under the same names, and computes the same.
+    nn::Linear bare(3, 4);
+    const NoGrad no_grad;
+    bare.weight.copy_(got.parameters[0]);
+    bare.bias.copy_(got.parameters[1]);
+    EXPECT_EQ(bare.named_parameters()[0].name, second.module().named_parameters()[0].name);
+    const Tensor x = Tensor::ones({1, 3});
+    EXPECT_EQ(bare(x).to_vector<float>(), second.module()(x).to_vector<float>());
+  });
+}
+
 // Row 81: many steps on a compute stream of its own; nothing is ever read too early.
 TEST(DdpState, Row81AThousandStepsOnAQueuedStream) {
   comm::LocalWorld(2, {.runtime = {.schedule_seed = 7}}).run([](const Group& group) {

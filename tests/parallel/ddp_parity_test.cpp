@@ -95,7 +95,7 @@ TEST(DdpProcesses, ReachTheSameBitsAsThreads) {
   for (const char* cap : {"0.001", "0.1", "1", "25"}) {
     for (const char* overlap : {"0", "1"}) {
       test::ChildProcess job({COHORT_TEST_BIN "/cohort", "run", "-n", "2",
-                              COHORT_TEST_BIN "/ddp_child", cap, overlap});
+                              COHORT_TEST_BIN "/ddp_child", "train", cap, overlap});
       ASSERT_EQ(job.wait(std::chrono::seconds(60)), 0) << job.out() << job.err();
       ASSERT_TRUE(job.wait_for_end_of_output(std::chrono::seconds(10)));
       for (const char* rank : {"rank 0", "rank 1"}) {

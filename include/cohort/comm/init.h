@@ -31,7 +31,7 @@ std::shared_ptr<ProcessGroup> init_from_env(const InitOptions& options = {});
 // differently. (64 and 70 as in sysexits.h; below 64 are the program's own.)
 inline constexpr int kExitInvalidArgument = 64;  // InvalidArgument
 inline constexpr int kExitError = 70;            // any other exception
-inline constexpr int kExitPeer = 71;             // PeerError: another rank failed first
+inline constexpr int kExitPeer = 71;             // PeerError, RemoteError: another rank failed first
 inline constexpr int kExitTimeout = 72;          // TimeoutError
 inline constexpr int kExitMismatch = 73;         // MismatchError
 inline constexpr int kExitOutOfMemory = 74;      // OutOfMemory

@@ -23,8 +23,8 @@ class LocalWorld {
   explicit LocalWorld(int size, LocalWorldOptions options = {});
 
   // Calls `fn` once per rank, each in its own thread, and returns when all are done and their
-  // streams have run dry. When ranks fail, the first error that is no mere PeerError is rethrown,
-  // after the others were aborted with its text and have come to their ends.
+  // streams have run dry. When ranks fail, the first error that is no mere PeerError or RemoteError
+  // is rethrown, after the others were aborted with its text and have come to their ends.
   void run(const std::function<void(const std::shared_ptr<ProcessGroup>&)>& fn) const;
 
   int size() const { return size_; }
