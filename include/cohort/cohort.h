@@ -16,3 +16,4 @@
 #include "cohort/ops/ops.h"
 #include "cohort/optim/optim.h"
 #include "cohort/parallel/ddp.h"
+#include "cohort/parallel/fsdp.h"

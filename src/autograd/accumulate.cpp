@@ -80,11 +80,9 @@ void AccumulateGrad::accumulate(Tensor gradient, bool exclusive) {
 }
 
 void AccumulateGrad::run_post_hooks() {
-  // By index: a hook may remove itself or add others.
-  for (std::size_t i = 0; i < meta().post_hooks.size(); ++i) {
-    const auto hook = meta().post_hooks[i].hook;
-    hook(leaf_);
-  }
+  if (meta().post_hooks.empty()) return;
+  // A copy of the list: a hook may remove itself or add others.
+  for (const auto& entry : std::vector(meta().post_hooks)) entry.hook(leaf_);
 }
 
 void set_grad_destination(const Tensor& leaf, const Tensor& destination) {

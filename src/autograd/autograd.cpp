@@ -52,7 +52,7 @@ HookHandle register_hook(const Tensor& tensor, std::function<Tensor(const Tensor
                        "[register_hook] the tensor does not require a gradient");
   check(static_cast<bool>(hook), "[register_hook] the hook is empty");
   AutogradMeta& meta = *AutogradMeta::of(tensor);
-  const std::uint64_t id = meta.next_hook++;
+  const std::uint64_t id = ++Context::current().next_node;  // no other hook has it
   if (meta.grad_fn) {
     // Two handles of one tensor share its meta, so the id is unique among this output's hooks.
     const int output = meta.output;
@@ -64,14 +64,16 @@ HookHandle register_hook(const Tensor& tensor, std::function<Tensor(const Tensor
     });
   }
   meta.hooks.push_back({id, std::move(hook)});
-  return HookHandle([tensor, id] { erase_hook(AutogradMeta::of(tensor)->hooks, id); });
+  return HookHandle([tensor, id] {
+    if (AutogradMeta* current = AutogradMeta::of(tensor)) erase_hook(current->hooks, id);
+  });
 }
 
 HookHandle register_post_accumulate_grad_hook(const Tensor& leaf,
                                               std::function<void(const Tensor& leaf)> hook) {
   check(static_cast<bool>(hook), "[register_post_accumulate_grad_hook] the hook is empty");
   AutogradMeta& meta = leaf_meta("register_post_accumulate_grad_hook", leaf);
-  const std::uint64_t id = meta.next_hook++;
+  const std::uint64_t id = ++Context::current().next_node;  // no other hook has it
   meta.post_hooks.push_back({id, std::move(hook)});
   return HookHandle([leaf, id] {
     if (AutogradMeta* current = AutogradMeta::of(leaf)) erase_hook(current->post_hooks, id);
@@ -100,6 +102,12 @@ bool backward_reaches(const Tensor& leaf) {
 std::uint64_t current_backward() {
   const GraphTask* task = Context::current().graph_task;
   return task != nullptr ? task->id() : 0;
+}
+
+const std::string& grad_manager(const Tensor& leaf) {
+  static const std::string none;
+  const AutogradMeta* meta = AutogradMeta::of(leaf);
+  return meta != nullptr ? meta->manager : none;
 }
 
 void set_grad_manager(const Tensor& leaf, const std::string& manager) {

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
 #include "cohort/core/context.h"
+#include "cohort/core/logging.h"
 
 namespace cohort {
 namespace {
@@ -28,6 +30,32 @@ Tensor checked_replacement(const Tensor& gradient, Tensor replacement) {
   check<DTypeError>(replacement.dtype() == gradient.dtype(), "[hook] returned a gradient of ",
                     replacement.dtype(), " for one of ", gradient.dtype());
   return replacement;
+}
+
+// Makes a backward the thread's current one.
+class TaskScope {
+ public:
+  TaskScope(Context& context, GraphTask* task)
+      : context_(context), outer_(std::exchange(context.graph_task, task)) {}
+  ~TaskScope() { context_.graph_task = outer_; }
+  TaskScope(const TaskScope&) = delete;
+  TaskScope& operator=(const TaskScope&) = delete;
+
+ private:
+  Context& context_;
+  GraphTask* outer_;
+};
+
+// Tells one callback how backward failed. What it throws itself is second to that.
+void tell(const GraphTask::Callback& callback, const std::exception_ptr& error) noexcept {
+  try {
+    const auto failed = callback.failed;  // it may queue further callbacks
+    failed(error);
+  } catch (const std::exception& second) {
+    logging::warn(str("[backward] while a failure was handled: ", second.what()));
+  } catch (...) {
+    logging::warn("[backward] while a failure was handled: an unknown exception");
+  }
 }
 
 }  // namespace
@@ -115,7 +143,7 @@ void GraphTask::run(const std::vector<Tensor>& outputs, const std::vector<Tensor
                       "computed yet");
   Context& context = Context::current();
   id_ = ++context.next_node;  // shares the nodes' counter: never 0, and no other backward's
-  GraphTask* const outer = std::exchange(context.graph_task, this);
+  const TaskScope scope(context, this);
   const NoGrad no_grad;
   try {
     accumulate_ = wanted == nullptr;
@@ -125,13 +153,12 @@ void GraphTask::run(const std::vector<Tensor>& outputs, const std::vector<Tensor
     run_ready();
     finish_callbacks();
   } catch (...) {
-    for (const Callback& callback : callbacks) {
-      if (callback.failed) callback.failed(std::current_exception());
+    const std::exception_ptr error = std::current_exception();
+    for (std::size_t i = 0; i < callbacks.size(); ++i) {
+      if (callbacks[i].failed) tell(callbacks[i], error);
     }
-    context.graph_task = outer;
     throw;
   }
-  context.graph_task = outer;
 }
 
 void GraphTask::seed(const std::vector<Tensor>& outputs, const std::vector<Tensor>& gradients) {
@@ -232,10 +259,9 @@ void GraphTask::run_ready() {
 void GraphTask::run_leaf(Progress& progress, AccumulateGrad& leaf) {
   Tensor gradient = std::move(progress.grads.front());
   if (gradient.defined()) {
-    // By index: a hook may remove itself.
-    for (std::size_t i = 0; i < leaf.meta().hooks.size(); ++i) {
-      const auto hook = leaf.meta().hooks[i].hook;
-      gradient = checked_replacement(gradient, hook(gradient));
+    // A copy of the list: a hook may remove itself or others.
+    for (const auto& entry : std::vector(leaf.meta().hooks)) {
+      gradient = checked_replacement(gradient, entry.hook(gradient));
     }
   }
   if (!accumulate_) {
@@ -291,9 +317,9 @@ void GraphTask::capture(const Progress& progress) {
 }
 
 void GraphTask::apply_output_hooks(Progress& progress) {
-  // By index: a hook may remove itself.
-  for (std::size_t i = 0; i < progress.node->output_hooks().size(); ++i) {
-    const Node::OutputHook hook = progress.node->output_hooks()[i];
+  if (progress.node->output_hooks().empty()) return;
+  // A copy of the list: a hook may remove itself or others.
+  for (const Node::OutputHook& hook : std::vector(progress.node->output_hooks())) {
     Tensor& gradient = progress.grads[static_cast<std::size_t>(hook.output)];
     if (gradient.defined()) gradient = checked_replacement(gradient, hook.hook(gradient));
   }

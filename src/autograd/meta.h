@@ -23,7 +23,6 @@ struct AutogradMeta final : AutogradSlot {
   Tensor destination;                     // set_grad_destination
   AccumulateGrad* accumulator = nullptr;  // not owned: the graph owns it, and it clears this
   std::string manager;                    // set_grad_manager
-  std::uint64_t next_hook = 0;
   struct LeafHook {
     std::uint64_t id;
     std::function<Tensor(const Tensor&)> hook;
@@ -52,7 +51,7 @@ class AccumulateGrad final : public Node {
   void release() override {}
 
   const Tensor& leaf() const { return leaf_; }
-  // The leaf's own, also while other contents stand in for the leaf's (TensorImpl::swap_contents).
+  // The leaf's own, also while another tensor's stands in for it (parallel/parameter_cast.h).
   AutogradMeta& meta() const { return *meta_; }
 
   // Where a node may write the leaf's gradient itself, or an undefined tensor.

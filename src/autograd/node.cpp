@@ -28,16 +28,24 @@ SavedTensor::SavedTensor(const Tensor& tensor) {
   if (!tensor.defined()) return;
   // A tensor with a history is kept without it: an output would otherwise own its own node.
   const AutogradMeta* meta = AutogradMeta::of(tensor);
-  tensor_ = meta != nullptr && meta->grad_fn ? tensor.detach() : tensor;
+  const bool has_history = meta != nullptr && meta->grad_fn;
+  tensor_ = has_history || Context::current().stand_ins > 0 ? tensor.detach() : tensor;
   version_ = tensor.storage().version();
 }
 
 const Tensor& SavedTensor::get(const Node& node) const {
-  if (tensor_.defined() && tensor_.storage().version() != version_) {
+  if (!tensor_.defined()) return tensor_;
+  const Storage& storage = tensor_.storage();
+  if (storage.version() != version_) {
     throw AutogradError(str("[", node.name(), "] a tensor of shape ", tensor_.shape(),
                             " that backward needs was written in place after it was used (version ",
-                            tensor_.storage().version(), ", expected ", version_,
+                            storage.version(), ", expected ", version_,
                             "); write to a copy instead"));
+  }
+  if (!storage.has_memory()) {
+    throw AutogradError(str("[", node.name(), "] the memory of a tensor of shape ", tensor_.shape(),
+                            " that backward needs has been released (a sharded parameter that was "
+                            "used outside the forward of its unit?)"));
   }
   return tensor_;
 }

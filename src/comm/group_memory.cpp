@@ -51,15 +51,31 @@ std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key, const std:
   return make_process_group(std::move(result->transport), std::move(child), timeout());
 }
 
+bool ProcessGroup::shares_memory() const {
+  return size() == 1 || impl_->transport().shares_memory();
+}
+
 Tensor ProcessGroup::allocate(const Shape& shape, const TensorOptions& options) {
+  return allocate_part(shape, options, false);
+}
+
+Tensor ProcessGroup::allocate_shared(const Shape& shape, const TensorOptions& options) {
+  check<NotSupported>(shares_memory(), "[allocate_shared] the ranks of group '", name(),
+                      "' share no memory; use allocate()");
+  return allocate_part(shape, options, true);
+}
+
+Tensor ProcessGroup::allocate_part(const Shape& shape, const TensorOptions& options, bool shared) {
   check<NotSupported>(options.device == impl_->device(), "[allocate] group '", name(),
                       "' communicates on ", impl_->device(), ", not on ", options.device);
-  std::int64_t bytes = static_cast<std::int64_t>(item_size(options.dtype));
+  std::int64_t whole = static_cast<std::int64_t>(item_size(options.dtype));
   for (const std::int64_t length : shape) {
-    check<ShapeError>(length >= 0 && !__builtin_mul_overflow(bytes, length, &bytes),
+    check<ShapeError>(length >= 0 && !__builtin_mul_overflow(whole, length, &whole),
                       "[allocate] shape ", shape, " is negative or too large");
   }
-  if (size() == 1 || bytes == 0) return Tensor::empty(shape, options);
+  if (size() == 1 || whole == 0) return Tensor::empty(shape, options);
+  // The ranks' parts lie side by side: as many bytes from each make the whole.
+  const std::int64_t bytes = shared ? (whole + size() - 1) / size() : whole;
 
   const std::shared_ptr<Allocator>& allocator = impl_->runtime()->allocator(options.device);
   const MemoryCategory category = Context::current().memory_category;
@@ -83,8 +99,9 @@ Tensor ProcessGroup::allocate(const Shape& shape, const TensorOptions& options) 
       .synchronize();
   allocator->count_external(bytes, category);
   // Capturing the owner keeps the memory, and the group's mapping of it, as long as the storage.
-  auto storage = make_intrusive<Storage>(memory->data, static_cast<std::size_t>(bytes),
-                                         options.device, [memory, allocator, category, bytes] {
+  auto storage = make_intrusive<Storage>(shared ? memory->first : memory->data,
+                                         static_cast<std::size_t>(whole), options.device,
+                                         [memory, allocator, category, bytes] {
                                            allocator->count_external(-bytes, category);
                                            memory->owner.reset();
                                          });

@@ -96,8 +96,13 @@ void LocalWorld::run(const RankFunction& fn) const {
   FirstError first;
   std::vector<std::thread> threads;
   threads.reserve(static_cast<std::size_t>(size_));
-  for (int rank = 0; rank < size_; ++rank) {
-    threads.emplace_back([&, rank] { run_rank(hub, rank, size_, options_, fn, first); });
+  try {
+    for (int rank = 0; rank < size_; ++rank) {
+      threads.emplace_back([&, rank] { run_rank(hub, rank, size_, options_, fn, first); });
+    }
+  } catch (const std::exception&) {
+    // The system has no more threads. Ranks that run give up when the missing do not come.
+    first.record(std::current_exception(), /*echo=*/false);
   }
   for (std::thread& thread : threads) thread.join();
   first.rethrow();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -53,6 +54,7 @@ class ProcessGroup::Impl final : public FailureListener,
     state->operation = call.operation;
     state->device = device();
     state->times.enqueued = Clock::now();
+    state->patience = std::max(kStreamTimeout, call.timeout + std::chrono::minutes(1));
     if (DeviceQueue* device_queue = transport_->device_queue()) {
       return enqueue(*device_queue, std::move(state), std::move(call), logical_bytes,
                      std::move(body));

@@ -34,6 +34,9 @@ std::string describe(const Call& call);
 // This rank's part of a symmetric allocation. `owner` returns it to the pool when it goes.
 struct SymmetricMemory {
   void* data = nullptr;
+  // Where the ranks share memory: the start of rank 0's part, behind which the others' lie one by
+  // one without gaps, whole pages each. Null elsewhere.
+  void* first = nullptr;
   std::shared_ptr<void> owner;
 };
 
@@ -89,6 +92,8 @@ class Transport {
   // when one refuses or has no room; the group stays usable.
   virtual SymmetricMemory allocate(const Call& call, std::size_t bytes,
                                    const std::string& refusal) = 0;
+  // Whether `first` of such an allocation is set.
+  virtual bool shares_memory() const { return false; }
   // Collective among `members` (ranks of this group, more than one, this one included), which
   // become ranks 0, 1, … of the new group.
   virtual std::unique_ptr<Transport> split(const Call& call, const std::vector<int>& members,

@@ -13,11 +13,11 @@ Work::Work(std::shared_ptr<WorkState> state, Event done)
 
 void Work::synchronize(std::optional<Milliseconds> timeout) const {
   if (!state_) return;
+  const Milliseconds patience = timeout.value_or(state_->patience);
   try {
-    done_.synchronize(Deadline::after(timeout.value_or(kStreamTimeout)));
+    done_.synchronize(Deadline::after(patience));
   } catch (const TimeoutError&) {
-    throw TimeoutError(str("[", state_->operation, "] not finished after ",
-                           timeout.value_or(kStreamTimeout).count(),
+    throw TimeoutError(str("[", state_->operation, "] not finished after ", patience.count(),
                            " ms; it goes on: wait again, or abort the group"));
   }
   state_->rethrow();

@@ -17,6 +17,8 @@ struct WorkState {
   // Of a collective on a device: the mark of its turn. Times then come from the events.
   Event begun;
   std::exception_ptr error;
+  // How long a wait without a deadline of its own lasts: longer than the collective's own.
+  Milliseconds patience = kStreamTimeout;
 
   void rethrow() const {
     if (error) std::rethrow_exception(error);

@@ -33,7 +33,21 @@ void Storage::record_stream(const Stream& stream) {
   if (allocator_ && stream.id() != block_.stream) readers_.push_back(stream.record());
 }
 
+void Storage::borrow_memory(IntrusivePtr<Storage> lender, std::size_t offset) {
+  check(block_.data == nullptr, "[storage] there is memory already");
+  check(lender && lender->device() == device_ && offset <= lender->bytes() &&
+            bytes_ <= lender->bytes() - offset,
+        "[storage] the lender has too little memory, or another device's");
+  lender_ = std::move(lender);
+  block_.data = static_cast<std::byte*>(lender_->data()) + offset;
+}
+
 void Storage::release_memory() {
+  if (lender_) {
+    lender_.reset();
+    block_ = {};
+    return;
+  }
   check(allocator_ != nullptr, "[storage] memory provided by the caller cannot be released");
   if (block_.capacity == 0) return;
   allocator_->free(std::exchange(block_, {}), readers_.data(), readers_.size());

@@ -43,14 +43,14 @@ TensorImpl::TensorImpl(IntrusivePtr<Storage> given, DType type, const Shape& siz
       dtype(type),
       contiguous(numel == 0 || is_row_major(sizes, steps)) {}
 
-void TensorImpl::swap_contents(TensorImpl& other) {
-  check<ShapeError>(shape == other.shape, "[swap_contents] shapes ", shape, " and ", other.shape);
+void TensorImpl::swap_view(TensorImpl& other) noexcept {
   std::swap(storage, other.storage);
+  std::swap(shape, other.shape);
   std::swap(strides, other.strides);
   std::swap(offset, other.offset);
+  std::swap(numel, other.numel);
   std::swap(dtype, other.dtype);
   std::swap(contiguous, other.contiguous);
-  std::swap(autograd, other.autograd);
 }
 
 Tensor Tensor::empty(const Shape& shape, const TensorOptions& options) {

@@ -175,7 +175,8 @@ void Module::train(bool on) {
 void Module::convert(const std::function<Tensor(const Tensor&)>& fn) {
   std::vector<Tensor> tensors = parameters();
   for (const NamedTensor& entry : named_parameters()) {
-    check(!grad_destination(entry.tensor).defined(), "[to] the gradient of '", entry.name,
+    check(!grad_destination(entry.tensor).defined() && grad_manager(entry.tensor).empty(),
+          "[to] the gradient of '", entry.name,
           "' has a fixed place; convert the model before DDP or FSDP takes it");
   }
   for (Tensor& buffer : buffers()) tensors.push_back(std::move(buffer));

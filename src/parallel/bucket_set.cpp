@@ -68,16 +68,28 @@ void BucketSet::arrange(const std::vector<int>& order) {
                  [](const std::vector<int>& a, const Bucket& b) { return a == b.parameters; })) {
     return;
   }
+  std::vector<std::vector<int>> before;
+  for (const Bucket& bucket : buckets_) before.push_back(bucket.parameters);
   make_room();
-  // Gradients that are alive keep the old buckets until they have moved.
-  const std::vector<Bucket> old = std::exchange(buckets_, {});
-  for (const std::vector<int>& parameters : wanted) {
-    Bucket& bucket = buckets_.emplace_back();
+  try {
+    adopt(allocate_all(wanted));
+  } catch (const OutOfMemory&) {
+    if (buckets_.empty() && !before.empty()) adopt(allocate_all(before));
+    throw;
+  }
+}
+
+std::vector<BucketSet::Bucket> BucketSet::allocate_all(
+    const std::vector<std::vector<int>>& assignment) const {
+  std::vector<Bucket> buckets;
+  for (const std::vector<int>& parameters : assignment) {
+    Bucket& bucket = buckets.emplace_back();
     bucket.parameters = parameters;
     bucket.dtype = items_[static_cast<std::size_t>(parameters.front())].dtype;
     bucket.layout = lay_out_bucket(items_, parameters);
-    allocate(bucket, buckets_.size() == wanted.size());
+    allocate(bucket, buckets.size() == assignment.size());
   }
+  return buckets;
 }
 
 // Where no gradient lives in the old buckets, they make room before new ones are allocated.
@@ -90,7 +102,7 @@ void BucketSet::make_room() {
   status_ = {};
 }
 
-void BucketSet::allocate(Bucket& bucket, bool last) {
+void BucketSet::allocate(Bucket& bucket, bool last) const {
   const bool any_view =
       options_.gradient_as_bucket_view &&
       std::any_of(bucket.parameters.begin(), bucket.parameters.end(),
@@ -103,16 +115,27 @@ void BucketSet::allocate(Bucket& bucket, bool last) {
   bucket.memory = group_->allocate({elements + status}, {bucket.dtype, device, false});
   bucket.memory.zero_();  // the padding is reduced too, and must stay finite
   bucket.gradients = bucket.memory.as_strided({elements}, {1}, 0);
-  if (last) status_ = bucket.memory.as_strided({status_elements_}, {1}, elements);
   for (std::size_t slot = 0; slot < bucket.parameters.size(); ++slot) {
-    const int index = bucket.parameters[slot];
-    const Tensor& parameter = tensor(index);
+    const Tensor& parameter = tensor(bucket.parameters[slot]);
     bucket.slices.push_back(bucket.memory.as_strided(parameter.shape(), dense_strides(parameter),
                                                      bucket.layout.offsets[slot]));
-    const bool view = options_.gradient_as_bucket_view && parameter.dtype() == bucket.dtype;
-    places_[static_cast<std::size_t>(index)] = {static_cast<int>(buckets_.size()) - 1,
-                                                static_cast<int>(slot), view};
-    if (view) set_grad_destination(parameter, bucket.slices.back());
+  }
+}
+
+// Replaces the buckets. Gradients that are alive move from the old ones, which go then.
+void BucketSet::adopt(std::vector<Bucket> fresh) {
+  const std::vector<Bucket> old = std::exchange(buckets_, std::move(fresh));
+  status_ =
+      buckets_.back().memory.as_strided({status_elements_}, {1}, buckets_.back().layout.elements);
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    for (std::size_t slot = 0; slot < buckets_[b].parameters.size(); ++slot) {
+      const int index = buckets_[b].parameters[slot];
+      const Tensor& parameter = tensor(index);
+      const bool view = options_.gradient_as_bucket_view && parameter.dtype() == buckets_[b].dtype;
+      places_[static_cast<std::size_t>(index)] = {static_cast<int>(b), static_cast<int>(slot),
+                                                  view};
+      if (view) set_grad_destination(parameter, buckets_[b].slices[slot]);
+    }
   }
 }
 

@@ -35,7 +35,8 @@ class BucketSet {
   BucketSet& operator=(const BucketSet&) = delete;
 
   // Forms the buckets for gradients that arrive in `order`, unless they are so already. Gradients
-  // that live in the old buckets move into the new ones.
+  // that live in the old buckets move into the new ones. Collective. OutOfMemory on all ranks; the
+  // buckets are what they were then.
   void arrange(const std::vector<int>& order);
 
   const std::vector<Bucket>& buckets() const { return buckets_; }
@@ -59,7 +60,9 @@ class BucketSet {
   }
   DType bucket_dtype(const Tensor& parameter) const;
   void make_room();
-  void allocate(Bucket& bucket, bool last);
+  std::vector<Bucket> allocate_all(const std::vector<std::vector<int>>& assignment) const;
+  void allocate(Bucket& bucket, bool last) const;
+  void adopt(std::vector<Bucket> fresh);
 
   const std::vector<nn::NamedTensor>& parameters_;
   const std::shared_ptr<comm::ProcessGroup> group_;

@@ -8,6 +8,7 @@
 #include "cohort/core/error.h"
 #include "cohort/parallel/collective_module.h"
 #include "parallel/agreement.h"
+#include "parallel/boundary.h"
 #include "parallel/broadcast.h"
 #include "parallel/ddp_signature.h"
 #include "parallel/join_meeting.h"
@@ -34,7 +35,7 @@ void convert_buffers(const std::vector<nn::NamedTensor>& buffers, DType dtype) {
   const NoGrad no_grad;
   for (const auto& [name, tensor] : buffers) {
     if (is_floating(tensor.dtype()) && tensor.dtype() != dtype) {
-      tensor.impl()->swap_contents(*tensor.to(dtype).impl());
+      tensor.impl()->swap_view(*tensor.to(dtype).impl());
     }
   }
 }
@@ -101,7 +102,8 @@ std::vector<Tensor> DDPEngine::buffers() const {
 void DDPEngine::check_trainability() const {
   constexpr const char* kHint = "; decide before DDP is built, and build it anew after a change";
   for (const auto& [name, tensor] : reducer_->parameters()) {
-    check<AutogradError>(tensor.requires_grad(), "[DDP] parameter '", name,
+    // Frozen and unfrozen again, it has lost its hooks, and its manager with them.
+    check<AutogradError>(!grad_manager(tensor).empty(), "[DDP] parameter '", name,
                          "' has been frozen since DDP was built (rank ", group_->rank(), ")",
                          kHint);
   }
@@ -145,10 +147,12 @@ void DDPEngine::leave_forward() noexcept {
   if (cast_) cast_->restore();
 }
 
-void DDPEngine::after_forward(const std::vector<Tensor>& outputs) {
-  if (!reducer_) return;
-  for (const Tensor& output : outputs) {
-    if (!output.defined() || !output.requires_grad() || output.is_leaf()) continue;
+void DDPEngine::after_forward(std::span<Tensor> outputs) {
+  if (!reducer_ || !Context::current().grad_enabled) return;
+  for (Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) continue;
+    // A parameter that forward returns as it is: a hook on the leaf would outlive this forward.
+    if (output.is_leaf()) put_boundary({&output, 1}, [] {});
     register_hook(output,
                   [reducer = std::weak_ptr<Reducer>(reducer_), sync = sync_](const Tensor&) {
                     if (const auto alive = reducer.lock()) alive->begin_backward(sync);
@@ -163,6 +167,10 @@ void DDPEngine::count(std::int64_t units) {
   reducer_->scale().count(units);
 }
 
+void DDPEngine::abandon_accumulation() {
+  if (reducer_) reducer_->abandon_accumulation();
+}
+
 void DDPEngine::set_static_graph() {
   if (reducer_) reducer_->set_static_graph();
 }
@@ -175,12 +183,14 @@ void DDPEngine::register_comm_hook(CommHook hook, const std::string& name) {
   check(options_.reduce_policy == ReducePolicy::mean, "[DDP] a communication hook and ",
         "reduce_policy = ", options_.reduce_policy,
         " exclude each other: the hook decides what gradients become");
+  if (reducer_) reducer_->check_idle("a communication hook");
   require_agreement(*group_, "[DDP] communication hooks", {"communication hook " + name});
   hook_name_ = name;
   if (reducer_) reducer_->set_hook(std::move(hook), name);
 }
 
 void DDPEngine::begin_join(const JoinOptions& options) {
+  check(!joining_, "[join] this DDP is inside a join already; joins do not nest");
   check(options.divide_by_initial_world_size || hook_name_.empty(),
         "[join] divide_by_initial_world_size = false and the communication hook '", hook_name_,
         "' exclude each other: the hook decides what gradients become");

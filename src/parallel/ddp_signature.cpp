@@ -4,6 +4,7 @@
 #include <ostream>
 #include <sstream>
 
+#include "cohort/autograd/autograd.h"
 #include "cohort/core/error.h"
 
 namespace cohort {
@@ -55,12 +56,15 @@ void check_options(const nn::Module& module, const DDPOptions& options) {
   check_dtype("reduce_dtype", options.mixed_precision.reduce_dtype);
   check_dtype("buffer_dtype", options.mixed_precision.buffer_dtype);
   std::vector<nn::NamedTensor> named = module.named_parameters();
+  for (nn::NamedTensor& buffer : module.named_buffers()) named.push_back(std::move(buffer));
   for (const auto& [name, tensor] : named) {
-    check<NotSupported>(tensor.device().type != DeviceType::meta, "[DDP] parameter '", name,
+    check<NotSupported>(tensor.device().type != DeviceType::meta, "[DDP] '", name,
                         "' is on the meta device; bring the model to life with to_empty(device) "
                         "before wrapping it");
+    check<AutogradError>(grad_manager(tensor).empty(), "[DDP] the gradient of '", name,
+                         "' is managed by ", grad_manager(tensor),
+                         " already; wrap a module once, or destroy the first wrapper before");
   }
-  for (nn::NamedTensor& buffer : module.named_buffers()) named.push_back(std::move(buffer));
   for (const std::string& ignored : options.ignored) {
     check(std::any_of(named.begin(), named.end(),
                       [&](const nn::NamedTensor& entry) { return entry.name == ignored; }),

@@ -1,5 +1,7 @@
 #include "parallel/parameter_cast.h"
 
+#include <utility>
+
 #include "cohort/core/context.h"
 
 namespace cohort::parallel {
@@ -13,23 +15,33 @@ ParameterCast::ParameterCast(const std::vector<Tensor>& parameters, DType dtype)
 }
 
 void ParameterCast::exchange() {
-  restore();
-  exchanged_.reserve(parameters_.size());
+  if (++depth_ > 1) return;
   std::vector<Tensor> copies;
-  copies.reserve(parameters_.size());
-  for (const Tensor& parameter : parameters_) copies.push_back(parameter.to(dtype_));
-  // Nothing throws from here on: all are exchanged, or none.
-  for (std::size_t i = 0; i < copies.size(); ++i) {
-    parameters_[i].impl()->swap_contents(*copies[i].impl());
-    exchanged_.emplace_back(parameters_[i], std::move(copies[i]));
+  try {
+    for (const Tensor& parameter : parameters_) copies.push_back(parameter.to(dtype_));
+    copies_ = std::move(copies);
+  } catch (...) {
+    --depth_;
+    throw;
   }
+  swap_all();
+  ++Context::current().stand_ins;
 }
 
 void ParameterCast::restore() noexcept {
-  for (auto& [parameter, contents] : exchanged_) {
-    parameter.impl()->swap_contents(*contents.impl());
+  if (depth_ == 0 || --depth_ > 0) return;
+  swap_all();
+  --Context::current().stand_ins;
+  copies_.clear();
+}
+
+void ParameterCast::swap_all() noexcept {
+  for (std::size_t i = 0; i < copies_.size(); ++i) {
+    TensorImpl& parameter = *parameters_[i].impl();
+    TensorImpl& copy = *copies_[i].impl();
+    parameter.swap_view(copy);
+    std::swap(parameter.autograd, copy.autograd);
   }
-  exchanged_.clear();
 }
 
 }  // namespace cohort::parallel

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <utility>
 #include <vector>
 
 #include "cohort/core/tensor.h"
@@ -14,17 +13,20 @@ class ParameterCast {
  public:
   // Floating `parameters` that have another dtype already.
   ParameterCast(const std::vector<Tensor>& parameters, DType dtype);
-  ~ParameterCast() { restore(); }
   ParameterCast(const ParameterCast&) = delete;
   ParameterCast& operator=(const ParameterCast&) = delete;
 
+  // Nest: a forward may call itself. Both from the thread whose context they are to hold for.
   void exchange();
   void restore() noexcept;
 
  private:
+  void swap_all() noexcept;
+
   std::vector<Tensor> parameters_;
   DType dtype_;
-  std::vector<std::pair<Tensor, Tensor>> exchanged_;  // parameter, and what holds its contents
+  int depth_ = 0;
+  std::vector<Tensor> copies_;  // while exchanged they hold what the parameters are
 };
 
 }  // namespace cohort::parallel

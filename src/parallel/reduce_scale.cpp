@@ -9,8 +9,12 @@ namespace cohort::parallel {
 void ReduceScale::count(std::int64_t units) {
   check(policy_ == ReducePolicy::count, "[DDP] count() needs reduce_policy = count; this is ",
         policy_);
-  check(units >= 0, "[DDP] a count must not be negative, got ", units);
-  units_ = units + (units_ < 0 ? 0 : units_);
+  // So that the sum over any number of ranks stays far from the end of 64 bits.
+  constexpr std::int64_t kMost = std::int64_t{1} << 40;
+  const std::int64_t before = units_ < 0 ? 0 : units_;
+  check(units >= 0 && units <= kMost - before, "[DDP] a count must be between 0 and 2^40, got ",
+        units, " after ", before);
+  units_ = before + units;
 }
 
 void ReduceScale::begin() {
@@ -34,6 +38,14 @@ double ReduceScale::scale() {
                        group_->rank(), "); there is nothing to take a mean of");
   scale_ = 1.0 / static_cast<double>(total);
   return scale_;
+}
+
+double ReduceScale::scale_or_one() {
+  try {
+    return scale();
+  } catch (const AutogradError&) {
+    return 1;
+  }
 }
 
 void ReduceScale::end() {

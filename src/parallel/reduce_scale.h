@@ -27,6 +27,9 @@ class ReduceScale {
   comm::ReduceOp op() const;
   // Waits for that sum. AutogradError, on every rank, when it is zero.
   double scale();
+  // The same for a rank that has failed: what the others will multiply by, or 1 as they do when
+  // their counts add up to zero.
+  double scale_or_one();
   // After a synchronised backward: counting begins anew.
   void end();
 

@@ -5,27 +5,30 @@
 
 #include "cohort/core/context.h"
 #include "cohort/core/error.h"
+#include "cohort/core/logging.h"
 
 namespace cohort::parallel {
-namespace {
-
-std::vector<nn::NamedTensor> managed(std::vector<nn::NamedTensor> parameters) {
+Reducer::Managed::Managed(std::vector<nn::NamedTensor> given) : parameters(std::move(given)) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     try {
       set_grad_manager(parameters[i].tensor, "DDP");
     } catch (...) {
-      while (i-- > 0) set_grad_manager(parameters[i].tensor, "");
+      release(i);
       throw;
     }
   }
-  return parameters;
 }
 
-}  // namespace
+void Reducer::Managed::release(std::size_t count) noexcept {
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!grad_manager(parameters[i].tensor).empty()) set_grad_manager(parameters[i].tensor, "");
+  }
+}
 
 Reducer::Reducer(std::vector<nn::NamedTensor> parameters, std::shared_ptr<comm::ProcessGroup> group,
                  const DDPOptions& options, bool collectives_in_backward)
-    : parameters_(managed(std::move(parameters))),
+    : managed_(std::move(parameters)),
+      parameters_(managed_.parameters),
       group_(std::move(group)),
       options_(options),
       collectives_in_backward_(collectives_in_backward),
@@ -41,9 +44,6 @@ Reducer::Reducer(std::vector<nn::NamedTensor> parameters, std::shared_ptr<comm::
 
 Reducer::~Reducer() {
   for (HookHandle& hook : hooks_) hook.remove();
-  for (const auto& [name, tensor] : parameters_) {
-    if (tensor.requires_grad()) set_grad_manager(tensor, "");
-  }
 }
 
 void Reducer::make_buckets() {
@@ -58,13 +58,27 @@ void Reducer::set_static_graph() {
   check(!begun_once_, "[DDP] set_static_graph() must come before the first backward");
   if (options_.static_graph) return;
   options_.static_graph = true;
-  make_buckets();
+  try {
+    make_buckets();  // with more status
+  } catch (...) {
+    options_.static_graph = false;
+    make_buckets();
+    throw;
+  }
+}
+
+void Reducer::check_idle(const char* what) const {
+  check(stage_ == Stage::idle, "[DDP] ", what, " cannot be registered inside a backward");
 }
 
 void Reducer::set_hook(CommHook hook, std::string name) {
-  check(stage_ == Stage::idle, "[DDP] a communication hook cannot be registered inside a backward");
   hook_ = std::move(hook);
   hook_name_ = std::move(name);
+}
+
+void Reducer::abandon_accumulation() {
+  for (Gradient& gradient : gradients_) gradient.used = false;
+  scale_.end();
 }
 
 void Reducer::rebuild_if_due() {
@@ -73,14 +87,23 @@ void Reducer::rebuild_if_due() {
   // Ranks may differ in the order of their gradients; rank 0's counts. What it has not used goes
   // last.
   std::vector<std::int32_t> mine(arrival_.begin(), arrival_.end());
-  for (std::size_t i = 0; i < gradients_.size(); ++i) {
-    if (!gradients_[i].arrived) mine.push_back(static_cast<std::int32_t>(i));
+  std::vector<bool> seen(gradients_.size(), false);
+  for (const int parameter : arrival_) seen[static_cast<std::size_t>(parameter)] = true;
+  for (const BucketSet::Bucket& bucket : buckets_->buckets()) {
+    for (const int parameter : bucket.parameters) {
+      if (!seen[static_cast<std::size_t>(parameter)]) mine.push_back(parameter);
+    }
   }
   const Tensor order = Tensor::from(mine, {static_cast<std::int64_t>(mine.size())});
   group_->broadcast(order, 0, {.owner = "bucket order"}).synchronize();
   const std::vector<std::int32_t> agreed = order.to_vector<std::int32_t>();
-  buckets_->arrange({agreed.begin(), agreed.end()});
-  ++rebuilds_;
+  try {
+    buckets_->arrange({agreed.begin(), agreed.end()});
+    ++rebuilds_;
+  } catch (const OutOfMemory& error) {  // on all ranks
+    options_.rebuild_buckets = false;
+    logging::warn(str("[DDP] buckets stay as they are: ", error.what()));
+  }
 }
 
 void Reducer::begin_backward(bool synchronise) {
@@ -89,6 +112,7 @@ void Reducer::begin_backward(bool synchronise) {
   if (synchronise && stage_ == Stage::local) {
     stage_ = Stage::synchronising;
     scale_.begin();
+    check_static_graph();
     if (options_.overlap) launch_ready();
   }
 }
@@ -121,6 +145,18 @@ void Reducer::arm() {
   }
 }
 
+// A step that is not like the first fails before any bucket has gone out.
+void Reducer::check_static_graph() {
+  if (!options_.static_graph || !graph_known_) return;
+  for (std::size_t i = 0; i < gradients_.size(); ++i) {
+    const bool reached = backward_reaches(parameters_[i].tensor);
+    check<AutogradError>(reached == gradients_[i].in_graph, "[DDP] backward ",
+                         reached ? "reaches" : "does not reach", " '", parameters_[i].name,
+                         "', unlike the first step (rank ", group_->rank(),
+                         "); static_graph needs the same parameters in every step");
+  }
+}
+
 void Reducer::on_gradient(int parameter) {
   if (stage_ == Stage::idle) {
     // Of a use outside the module. An output of the module may follow in the same backward.
@@ -139,14 +175,15 @@ void Reducer::count_in(int parameter) {
   check<AutogradError>(!gradient.arrived, "[DDP] the gradient of '", name,
                        "' arrived twice in one backward (rank ", group_->rank(),
                        "); a backward inside a hook must not reach DDP's parameters");
-  check<AutogradError>(gradient.expected, "[DDP] the gradient of '", name,
-                       "' came, which it did not in the first step (rank ", group_->rank(),
-                       "); static_graph needs the same parameters in every step");
+  Flight& flight = flight_of(parameter);
+  check<AutogradError>(static_cast<std::size_t>(buckets_->bucket_of(parameter)) >= next_launch_,
+                       "[DDP] the gradient of '", name,
+                       "' came after its bucket had gone out (rank ", group_->rank(),
+                       "); a backward inside a hook must not reach DDP's parameters");
   gradient.arrived = true;
   gradient.used = true;
   arrival_.push_back(parameter);
-  Flight& flight = flight_of(parameter);
-  if (--flight.missing == 0) flight.ready = Clock::now();
+  if (gradient.expected && --flight.missing == 0) flight.ready = Clock::now();
 }
 
 void Reducer::launch_ready() {
@@ -155,26 +192,31 @@ void Reducer::launch_ready() {
 
 void Reducer::launch_next() {
   const bool last = next_launch_ + 1 == flights_.size();
-  const double scale = scale_.scale();
-  // What is wrong must be known while the last bucket can still say so.
-  check<AutogradError>(!last || !failure_.empty() || !scale_.count_missing(),
-                       "[DDP] reduce_policy is count, and count() was not called before this "
-                       "backward (rank ",
-                       group_->rank(), ")");
-  const std::size_t index = next_launch_++;
-  Flight& flight = flights_[index];
-  if (flight.ready == Clock::time_point()) flight.ready = Clock::now();
-  const BucketSet::Bucket& bucket = buckets_->buckets()[index];
-  if (failure_.empty()) {
+  const BucketSet::Bucket& bucket = buckets_->buckets()[next_launch_];
+  const auto index = static_cast<int>(next_launch_);
+  double scale = 1;
+  if (!failed_) {
+    // What can fail comes first: the bucket counts as sent only when it is.
+    scale = scale_.scale();
+    check<AutogradError>(!last || !scale_.count_missing(),
+                         "[DDP] reduce_policy is count, and count() was not called before this "
+                         "backward (rank ",
+                         group_->rank(), ")");
     for (const int parameter : bucket.parameters) bring_in(parameter);
+  } else {
+    scale = scale_.scale_or_one();
   }
   if (last) write_status();
+  Flight& flight = flights_[next_launch_];
+  if (flight.ready == Clock::time_point()) flight.ready = Clock::now();
   if (hook_) {
-    launch_through_hook(bucket, static_cast<int>(index), last);
+    ++next_launch_;
+    launch_through_hook(bucket, index, last);
     return;
   }
   flight.work = group_->all_reduce(bucket.memory, scale_.op(),
                                    {.scale = scale, .owner = str("bucket ", index)});
+  ++next_launch_;
 }
 
 void Reducer::launch_through_hook(const BucketSet::Bucket& bucket, int index, bool last) {
@@ -281,6 +323,7 @@ void Reducer::give_back(int index) {
 
 void Reducer::end() {
   stage_ = Stage::idle;
+  failed_ = false;
   failure_.clear();
 }
 

@@ -50,7 +50,11 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void begin_backward(bool synchronise);
 
   void set_static_graph();
+  // InvalidArgument, naming `what`, while a backward runs.
+  void check_idle(const char* what) const;
   void set_hook(CommHook hook, std::string name);
+  // Forgets counts and used parameters since the last synchronised backward.
+  void abandon_accumulation();
   ReduceScale& scale() { return scale_; }
 
   const BucketSet& buckets() const { return *buckets_; }
@@ -89,6 +93,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   // The stations of one backward.
   void arm();
+  void check_static_graph();
   void on_gradient(int parameter);
   void count_in(int parameter);
   void launch_ready();
@@ -111,7 +116,21 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<std::string> exchange_failures();
   [[noreturn]] void throw_failures_of_others();
 
-  const std::vector<nn::NamedTensor> parameters_;
+  // Says who manages the gradients, as long as the reducer lives.
+  class Managed {
+   public:
+    explicit Managed(std::vector<nn::NamedTensor> parameters);
+    ~Managed() { release(parameters.size()); }
+    Managed(const Managed&) = delete;
+    Managed& operator=(const Managed&) = delete;
+    const std::vector<nn::NamedTensor> parameters;
+
+   private:
+    void release(std::size_t count) noexcept;
+  };
+
+  const Managed managed_;
+  const std::vector<nn::NamedTensor>& parameters_;
   const std::shared_ptr<comm::ProcessGroup> group_;
   DDPOptions options_;
   const bool collectives_in_backward_;
@@ -131,7 +150,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<std::pair<int, Tensor>> kept_;
   std::vector<bool> used_anywhere_;  // by parameter, of the last synchronised backward
   comm::Work status_work_;           // under a hook, which sees no status
-  std::string failure_;              // of this rank in the running backward; empty without
+  bool failed_ = false;              // this rank, in the running backward
+  std::string failure_;              // why
 
   bool graph_known_ = false;  // under static_graph
   bool begun_once_ = false;   // a backward has been here

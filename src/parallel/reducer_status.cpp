@@ -21,7 +21,7 @@ std::string what_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& caught) {
-    return caught.what();
+    return *caught.what() != '\0' ? caught.what() : "an exception without a text";
   } catch (...) {
     return "an exception that is not a std::exception";
   }
@@ -43,11 +43,6 @@ std::string Reducer::missing_gradients() const {
   const std::string where =
       str(" of ", gradients_.size(), " parameters: ", names, count > 10 ? ", …" : "", " (rank ",
           group_->rank(), ", group ", group_->name(), ")");
-  if (options_.static_graph) {
-    return str("[DDP] backward gave no gradient to ", count, where,
-               ", which took part in the first step; static_graph needs the same parameters in "
-               "every step");
-  }
   return str("[DDP] backward gave no gradient to ", count, where,
              "; they took no part in the loss, or the module computes with other tensors now. "
              "Leave them out of the model, freeze them before DDP is built, or set "
@@ -57,7 +52,7 @@ std::string Reducer::missing_gradients() const {
 void Reducer::write_status() {
   Tensor status = buckets_->status();
   std::vector<float> values(static_cast<std::size_t>(status.numel()), 0);
-  values[0] = failure_.empty() ? 0 : static_cast<float>(kFailed);
+  values[0] = failed_ ? static_cast<float>(kFailed) : 0;
   if (may_be_unused()) {
     for (std::size_t i = 0; i < gradients_.size(); ++i) {
       // As large as a failure, for the same reason.
@@ -89,6 +84,7 @@ bool Reducer::failures_travel() const {
 void Reducer::fail(const std::exception_ptr& error) {
   if (stage_ == Stage::idle) return;
   if (stage_ == Stage::synchronising) {
+    failed_ = true;
     failure_ = what_of(error);
     ++totals_.failed_steps;
     totals_.last_error = failure_;
@@ -100,12 +96,11 @@ void Reducer::fail(const std::exception_ptr& error) {
       } catch (...) {
         group_->abort(text);
       }
-    } else {
+    } else if (group_->size() > 1) {
       group_->abort(text);
     }
-    for (Gradient& gradient : gradients_) gradient.used = false;
-    scale_.end();
   }
+  abandon_accumulation();
   end();
 }
 
@@ -131,8 +126,7 @@ std::vector<std::string> Reducer::exchange_failures() {
 
 void Reducer::throw_failures_of_others() {
   const std::vector<std::string> texts = exchange_failures();
-  for (Gradient& gradient : gradients_) gradient.used = false;
-  scale_.end();
+  abandon_accumulation();
   end();
   int first = -1;
   int more = -1;
@@ -171,14 +165,10 @@ void Reducer::fill(DDPLoggingData& data) const {
 }
 
 void Reducer::adopt_progress(int root) {
-  std::vector<std::int32_t> state{rebuild_due_, graph_known_};
-  for (const Gradient& gradient : gradients_) state.push_back(gradient.in_graph);
-  const Tensor shared = Tensor::from(state, {static_cast<std::int64_t>(state.size())});
-  group_->broadcast(shared, root, {.owner = "progress of join"}).synchronize();
-  state = shared.to_vector<std::int32_t>();
-  rebuild_due_ = state[0] != 0;
-  graph_known_ = state[1] != 0;
-  for (std::size_t i = 0; i < gradients_.size(); ++i) gradients_[i].in_graph = state[2 + i] != 0;
+  // Which parameters it uses under a static graph is each rank's own affair.
+  const Tensor due = Tensor::scalar(std::int32_t{rebuild_due_ ? 1 : 0});
+  group_->broadcast(due, root, {.owner = "progress of join"}).synchronize();
+  rebuild_due_ = due.item<std::int32_t>() != 0;
 }
 
 }  // namespace cohort::parallel

@@ -1,3 +1,4 @@
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -5,9 +6,11 @@
 #include "cohort/core/context.h"
 #include "cohort/core/error.h"
 #include "cohort/models/models.h"
+#include "cohort/nn/nn.h"
 #include "cohort/ops/ops.h"
 #include "cohort/optim/optim.h"
 #include "cohort/parallel/ddp.h"
+#include "cohort/parallel/fsdp.h"
 #include "tools/bench.h"
 
 namespace cohort::tools {
@@ -19,6 +22,14 @@ struct TrainBenchOptions : BenchOptions {
   std::string strategy = "ddp";
   std::int64_t batch = 32;
   DDPOptions ddp = {.gradient_as_bucket_view = true};
+  FSDPOptions fsdp = {.auto_wrap_policy = wrap::by_type<nn::Linear, nn::Conv2d>()};
+};
+
+const std::map<std::string, ShardingStrategy> kSharded = {
+    {"full_shard", ShardingStrategy::full_shard},
+    {"shard_grad_op", ShardingStrategy::shard_grad_op},
+    {"no_shard", ShardingStrategy::no_shard},
+    {"hybrid_shard", ShardingStrategy::hybrid_shard},
 };
 
 constexpr std::string_view kMlp = "mlp:";
@@ -125,6 +136,12 @@ void measure(const std::shared_ptr<comm::ProcessGroup>& group, const TrainBenchO
     DDP ddp(task.model, group, options.ddp);
     train(
         *group, options, task, ddp, [&] { communication.add(ddp.overlap_report()); }, times);
+  } else if (const auto sharded = kSharded.find(options.strategy); sharded != kSharded.end()) {
+    FSDPOptions fsdp_options = options.fsdp;
+    fsdp_options.sharding_strategy = sharded->second;
+    FSDP fsdp(task.model, group, fsdp_options);
+    train(
+        *group, options, task, fsdp, [] {}, times);
   } else {
     train(
         *group, options, task, *task.model, [] {}, times);
@@ -158,8 +175,10 @@ std::function<int()> define_bench_train(CLI::App& app) {
       ->check(CLI::IsMember({"sgd", "adam", "adamw"}))
       ->capture_default_str();
   app.add_option("--strategy", options->strategy,
-                 "ddp, or none: every rank trains alone, at the same time")
-      ->check(CLI::IsMember({"ddp", "none"}))
+                 "ddp; full_shard, shard_grad_op, no_shard or hybrid_shard (FSDP); or none: every "
+                 "rank trains alone, at the same time")
+      ->check(
+          CLI::IsMember({"ddp", "full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "none"}))
       ->capture_default_str();
   app.add_option("--bucket-cap-mb", options->ddp.bucket_cap_mb, "DDP's option")
       ->check(CLI::PositiveNumber)
@@ -167,6 +186,12 @@ std::function<int()> define_bench_train(CLI::App& app) {
   app.add_option("--last-bucket-cap-mb", options->ddp.last_bucket_cap_mb, "DDP's option")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+  app.add_option("--shard-size", options->fsdp.shard_size, "Ranks per shard group (hybrid_shard)");
+  app.add_flag_callback(
+      "--no-zero-copy", [options] { options->fsdp.zero_copy = false; }, "FSDP gathers by copying");
+  app.add_flag_callback(
+      "--no-prefetch", [options] { options->fsdp.backward_prefetch = BackwardPrefetch::none; },
+      "FSDP gathers a unit when it is needed");
   app.add_flag("--find-unused-parameters", options->ddp.find_unused_parameters, "DDP's option");
   app.add_flag("--static-graph", options->ddp.static_graph, "DDP's option");
   app.add_flag_callback(

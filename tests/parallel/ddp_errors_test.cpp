@@ -147,6 +147,12 @@ TEST(DdpErrors, AModelOnTheMetaDevice) {
   comm::LocalWorld(1).run([&](const Group& group) {
     auto net = std::make_shared<nn::Linear>(2, 2, nn::LinearOptions{.device = Device::meta()});
     EXPECT_THROW(DDP(net, group), NotSupported);
+    struct Buffered : nn::ModuleOf<Buffered> {
+      Tensor w = register_parameter("w", Tensor::ones({1}));
+      Tensor b = register_buffer("b", Tensor::zeros({1}, {.device = Device::meta()}));
+      Tensor forward() { return w; }
+    };
+    EXPECT_THROW(DDP(std::make_shared<Buffered>(), group), NotSupported);
   });
 }
 

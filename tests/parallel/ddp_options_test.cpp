@@ -171,6 +171,22 @@ TEST(DdpPrecision, AnExceptionInForwardLeavesTheParametersTheirOwn) {
   }
 }
 
+TEST(DdpPrecision, FrozenParametersAreComputedWithInTheSameDtype) {
+  comm::LocalWorld(2).run([](const Group& group) {
+    auto net = std::make_shared<nn::Sequential>(nn::Linear(2, 2), nn::Linear(2, 2));
+    (*net)[1].requires_grad_(false);
+    DDP ddp(net, group, {.mixed_precision = {.param_dtype = bf16}});
+    sum(ddp(Tensor::ones({1, 2})).to(f32)).backward();
+    const std::vector<Tensor> parameters = ddp.parameters();
+    EXPECT_EQ(parameters[2].dtype(), f32);
+    // The gradient of layer 0 goes through layer 1's weight, as it was in forward.
+    const std::vector<double> weight = parameters[2].to(bf16).template to_vector<double>();
+    const std::vector<double> got = parameters[1].grad().template to_vector<double>();
+    EXPECT_NEAR(got[0], weight[0] + weight[2], 1e-2);
+    EXPECT_NEAR(got[1], weight[1] + weight[3], 1e-2);
+  });
+}
+
 TEST(DdpPrecision, TwoForwardsBeforeOneBackward) {
   comm::LocalWorld(2).run([](const Group& group) {
     DDP ddp(one_weight(), group, {.mixed_precision = {.param_dtype = bf16}});
@@ -271,6 +287,112 @@ TEST(DdpState, Row66FreezingAndUnfreezingAfterwardsIsNamedInTheNextForward) {
   });
 }
 
+TEST(DdpState, FreezingAndUnfreezingInBetweenIsNamedToo) {
+  comm::LocalWorld(2).run([](const Group& group) {
+    DDP ddp(one_weight(), group, {.static_graph = true});
+    ddp.module().weight.set_requires_grad(false);
+    ddp.module().weight.set_requires_grad(true);
+    const std::string message = message_of<AutogradError>([&] { ddp(number(1)); });
+    EXPECT_NE(message.find("'weight' has been frozen"), std::string::npos) << message;
+  });
+}
+
+TEST(DdpState, AParameterThatForwardReturnsIsReduced) {
+  struct Bare : nn::ModuleOf<Bare> {
+    Tensor w = register_parameter("w", Tensor::ones({1}));
+    Tensor forward() { return w; }
+  };
+  comm::LocalWorld(2).run([](const Group& group) {
+    DDP ddp(std::make_shared<Bare>(), group);
+    (sum(ddp()) * (group->rank() + 1.0)).backward();
+    EXPECT_EQ(grad_of(ddp.module().w), 1.5);
+  });
+}
+
+TEST(DdpState, HooksThatRemoveThemselvesLeaveDdpsAlone) {
+  struct Hooked : nn::ModuleOf<Hooked> {
+    nn::Child<nn::Linear> a = register_module("a", one_weight());
+    HookHandle once;
+    Tensor forward(const Tensor& x) {
+      const Tensor y = a(x);
+      once = register_hook(y, [this](const Tensor&) {
+        once.remove();
+        return Tensor();
+      });
+      return y;
+    }
+  };
+  comm::LocalWorld(2).run([](const Group& group) {
+    auto net = std::make_shared<Hooked>();
+    HookHandle leaf_once;
+    leaf_once = register_post_accumulate_grad_hook(net->a->weight,
+                                                   [&](const Tensor&) { leaf_once.remove(); });
+    DDP ddp(net, group);
+    sum(ddp(number(group->rank() + 1))).backward();
+    EXPECT_EQ(grad_of(net->a->weight), 1.5);
+  });
+}
+
+TEST(DdpState, AnExceptionWithoutATextFailsAllRanksToo) {
+  struct Silent : std::exception {
+    const char* what() const noexcept override { return ""; }
+  };
+  std::atomic<int> raised{0};
+  comm::LocalWorld(2).run([&](const Group& group) {
+    DDP ddp(one_weight(), group);
+    const Tensor y = ddp(number(1));
+    if (group->rank() == 1) register_hook(y, [](const Tensor&) -> Tensor { throw Silent(); });
+    try {
+      sum(y).backward();
+    } catch (const std::exception&) {
+      ++raised;
+    }
+    ddp.module().zero_grad();
+    sum(ddp(number(group->rank() + 1))).backward();
+    EXPECT_EQ(grad_of(ddp.module().weight), 1.5);
+  });
+  EXPECT_EQ(raised, 2);
+}
+
+TEST(DdpState, AFailedLocalMicroBatchLeavesNothingBehind) {
+  comm::LocalWorld(2).run([](const Group& group) {
+    DDP ddp(one_weight(), group, {.reduce_policy = ReducePolicy::count});
+    {
+      const NoSync guard = ddp.no_sync();
+      ddp.count(1);
+      const Tensor y = ddp(number(1));
+      register_hook(y, [](const Tensor&) -> Tensor { throw InvalidArgument("mine"); });
+      EXPECT_THROW(sum(y).backward(), InvalidArgument);
+    }
+    ddp.module().zero_grad();
+    ddp.count(7);
+    EXPECT_THROW(ddp.count(std::int64_t{1} << 40), InvalidArgument);
+    ddp.abandon_accumulation();  // as after an exception in the loss
+    ddp.count(1);
+    sum(ddp(number(1))).backward();
+    EXPECT_EQ(grad_of(ddp.module().weight), 1);
+  });
+}
+
+TEST(DdpState, ConvertingAWrappedModelIsRefused) {
+  comm::LocalWorld(2).run([](const Group& group) {
+    DDP ddp(one_weight(), group);
+    EXPECT_THROW(ddp.module().to(bf16), InvalidArgument);
+  });
+}
+
+TEST(DdpState, TooLittleMemoryAtConstructionLeavesTheModuleFreeForAnotherTry) {
+  comm::LocalWorld(2).run([](const Group& group) {
+    auto layer = std::make_shared<nn::Linear>(100, 100);
+    const auto& allocator = Context::current().runtime()->allocator(Device::cpu());
+    allocator->set_limit(allocator->stats().live_total + 1000);
+    EXPECT_THROW(DDP(layer, group), OutOfMemory);
+    allocator->set_limit(0);
+    DDP ddp(layer, group);
+    sum(ddp(Tensor::ones({1, 100}))).backward();
+  });
+}
+
 TEST(DdpState, Row67AReplacedParameterIsNamedInThatBackward) {
   std::atomic<int> raised{0};
   comm::LocalWorld(2).run([&](const Group& group) {
@@ -290,7 +412,7 @@ TEST(DdpState, ASecondWrapperOfOneModuleIsRefusedWhileTheFirstLives) {
     {
       DDP first(layer, group);
       const std::string message = message_of<AutogradError>([&] { DDP second(layer, group); });
-      EXPECT_NE(message.find("managed by DDP"), std::string::npos) << message;
+      EXPECT_NE(message.find("is managed by DDP already"), std::string::npos) << message;
       sum(first(number(group->rank() + 1))).backward();
       EXPECT_EQ(grad_of(layer->weight), 1.5);
     }

@@ -236,6 +236,38 @@ TEST_P(DdpUnused, ASetThatGrowsUnderAStaticGraphIsAnErrorInThatStep) {
   EXPECT_EQ(raised, 2);
 }
 
+// Of a use outside the module, and in a local micro-batch of one rank.
+TEST(DdpStaticGraph, Row29GradientsOutsideTheFirstSetWhereverTheyComeFrom) {
+  for (const bool local : {false, true}) {
+    std::atomic<int> raised{0};
+    comm::LocalWorld(2).run([&](const Group& group) {
+      DDP ddp(std::make_shared<Abc>(), group, {.static_graph = true});
+      const auto x = [&] { return number(group->rank() + 1); };
+      sum(ddp(x(), "a")).backward();
+      ddp.module().zero_grad();
+      if (local) {
+        if (group->rank() == 1) {
+          const NoSync guard = ddp.no_sync();
+          sum(ddp(x(), "ac")).backward();
+        }
+        sum(ddp(x(), "a")).backward();  // what rank 1 has of c is reduced with the rest
+        EXPECT_EQ(grad_of(ddp.module().c->weight), 1);
+        ++raised;
+      } else {
+        const Tensor y = sum(ddp(x(), "a"));
+        const Tensor loss = group->rank() == 1 ? y + sum(ddp.module().c->weight) : y;
+        const std::string message = message_of<Error>([&] { loss.backward(); });
+        EXPECT_NE(message.find("reaches 'c.weight'"), std::string::npos) << message;
+        ++raised;
+      }
+      ddp.module().zero_grad();
+      sum(ddp(x(), "a")).backward();
+      EXPECT_EQ(grad_of(ddp.module().a->weight), 1.5);
+    });
+    EXPECT_EQ(raised, 2);
+  }
+}
+
 TEST(DdpStaticGraph, Row32CannotBeSetAfterAStep) {
   comm::LocalWorld(2).run([](const Group& group) {
     DDP early(std::make_shared<Abc>(), group);

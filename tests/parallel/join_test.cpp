@@ -216,6 +216,32 @@ TEST(Join, StepsAfterAnUnevenEpochRebuildBucketsTogether) {
   });
 }
 
+TEST(Join, DoesNotNest) {
+  comm::LocalWorld(2).run([](const Group& group) {
+    DDP ddp(one_weight(), group);
+    ddp.join([&] { EXPECT_THROW(ddp.join([] {}), InvalidArgument); });
+  });
+}
+
+TEST(Join, EachRankKeepsItsOwnStaticGraph) {
+  comm::LocalWorld(2).run([](const Group& group) {
+    struct Either : nn::ModuleOf<Either> {
+      nn::Child<nn::Linear> a = register_module("a", one_weight());
+      nn::Child<nn::Linear> b = register_module("b", one_weight());
+      Tensor forward(const Tensor& x, bool first) { return first ? a(x) : b(x); }
+    };
+    DDP ddp(std::make_shared<Either>(), group, {.static_graph = true});
+    const auto step = [&] {
+      ddp.module().zero_grad();
+      sum(ddp(number(group->rank() + 1), group->rank() == 0)).backward();
+    };
+    ddp.join(step);
+    step();
+    EXPECT_EQ(grad_of(ddp.module().a->weight), 0.5);
+    EXPECT_EQ(grad_of(ddp.module().b->weight), 1);
+  });
+}
+
 TEST(Join, UnderAPolicyOfCountsTheRestIsDividedByWhatIsThere) {
   PerRank got(2);
   comm::LocalWorld(2).run([&](const Group& group) {

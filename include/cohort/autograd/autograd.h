@@ -27,7 +27,7 @@ class NoGrad {
   bool previous_;
 };
 
-// Removes a hook; may be called once the tensor is gone.
+// Removes a hook. A handle of a leaf's hook keeps the leaf alive until remove().
 class HookHandle {
  public:
   HookHandle() = default;
@@ -90,6 +90,7 @@ std::uint64_t current_backward();
 // Names what manages the leaf's gradient ("DDP"), of which there can be one at a time; an empty
 // name ends it. AutogradError when another manager is named already.
 void set_grad_manager(const Tensor& leaf, const std::string& manager);
+const std::string& grad_manager(const Tensor& leaf);
 
 // Names the memory in which the leaf's gradient is to be accumulated: equal shape, dtype and
 // device. From then on grad(), once defined, is `destination` itself. An existing gradient is moved

@@ -152,6 +152,13 @@ class ProcessGroup {
   // still uses it. Counted under the context's memory category. OutOfMemory on all ranks when one
   // has no room.
   Tensor allocate(const Shape& shape, const TensorOptions& options = {});
+  // Whether the ranks can look into one memory (they share a host, or are one).
+  bool shares_memory() const;
+  // Collective, blocks: one tensor for all ranks, uninitialised, which lies in memory once. What a
+  // rank writes the others see once both have come to a later collective of the group; keeping
+  // writers and readers apart is the caller's business. Each rank counts its share of the bytes
+  // under the context's memory category. NotSupported unless shares_memory(); errors of allocate().
+  Tensor allocate_shared(const Shape& shape, const TensorOptions& options = {});
 
   // For ranks that have uneven amounts of work (parallel/join.h). While it is on, each collective of
   // this rank is preceded by an announcement, one small all-reduce, which tells the ranks in
@@ -173,6 +180,9 @@ class ProcessGroup {
   void reset_stats();
 
  private:
+  // An allocation of which this rank gets its own part, or all ranks the same whole.
+  Tensor allocate_part(const Shape& shape, const TensorOptions& options, bool shared);
+
   std::shared_ptr<Impl> impl_;
   int unwinding_at_birth_;
 };

@@ -132,6 +132,9 @@ class Context {
   bool grad_enabled = true;
   GraphTask* graph_task = nullptr;  // the backward that runs in this thread, if any
   std::uint64_t next_node = 1;      // number of the next operation recorded in a graph
+  // Above 0: tensors stand in for others under the same handles (TensorImpl::swap_view), so what an
+  // operation saves for backward is the view that it saw, not the handle.
+  int stand_ins = 0;
   MemoryCategory memory_category = MemoryCategory::activations;
   // Numbers that are equal on all ranks: initialisation.
   Generator init_generator;

@@ -44,7 +44,10 @@ class Storage : public RefCounted {
   // before that work has run. Not needed for the stream it was allocated on.
   void record_stream(const Stream& stream);
 
-  // Gives the memory back while the tensors stay; data() is null until restore().
+  // For a storage without memory (provided as null): lies in the memory of `lender`, `offset` bytes
+  // from its start, and keeps it alive, until release_memory().
+  void borrow_memory(IntrusivePtr<Storage> lender, std::size_t offset);
+  // Gives the memory back while the tensors stay; data() is null until restore() or borrow.
   void release_memory();
   // Allocates the memory again, uninitialised, under the same category.
   void restore_memory();
@@ -59,6 +62,7 @@ class Storage : public RefCounted {
   std::uint32_t version_ = 0;
   bool padded_slots_ = false;
   std::function<void()> deleter_;
+  IntrusivePtr<Storage> lender_;
   std::vector<Event> readers_;
 };
 

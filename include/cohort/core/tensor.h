@@ -33,9 +33,10 @@ class TensorImpl : public RefCounted {
   TensorImpl(IntrusivePtr<Storage> storage, DType dtype, const Shape& shape, const Dims& strides,
              std::int64_t offset);
 
-  // Exchanges memory, dtype, layout and gradient information with `other`, which has the same
-  // shape: every handle of the one then names what the other was, until they are exchanged back.
-  void swap_contents(TensorImpl& other);
+  // Exchanges memory, dtype, shape and layout with `other`, but no gradient information: every
+  // handle of the one then sees what the other was, until they are exchanged back. See
+  // Context::stand_ins.
+  void swap_view(TensorImpl& other) noexcept;
 
   IntrusivePtr<Storage> storage;
   Shape shape;

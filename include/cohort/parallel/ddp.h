@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -24,7 +25,7 @@ namespace parallel {
 class ParameterCast;
 class Reducer;
 
-// The part of DDP that does not depend on the module's type.
+// The part of DDP that does not depend on the module's type; its members are described there.
 class DDPEngine {
  public:
   DDPEngine(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
@@ -36,11 +37,12 @@ class DDPEngine {
   // Around the module's forward; leave_forward() also when it throws.
   void enter_forward();
   void leave_forward() noexcept;
-  void after_forward(const std::vector<Tensor>& outputs);
+  void after_forward(std::span<Tensor> outputs);
 
   void set_sync(bool on) { sync_ = on; }
   bool sync() const { return sync_; }
   void count(std::int64_t units);
+  void abandon_accumulation();
   void set_static_graph();
   void register_comm_hook(CommHook hook, const std::string& name);
 
@@ -64,7 +66,7 @@ class DDPEngine {
   std::shared_ptr<comm::ProcessGroup> group_;
   DDPOptions options_;
   std::vector<nn::NamedTensor> frozen_;  // at construction
-  // Null when there is nothing to reduce; graphs refer to it weakly.
+  // Null in a world of one, ReducePolicy::count aside; graphs refer to it weakly.
   std::shared_ptr<Reducer> reducer_;
   std::unique_ptr<ParameterCast> cast_;  // null without mixed_precision.param_dtype
   HookHandle input_cast_;
@@ -89,8 +91,9 @@ class ForwardScope {
 
 }  // namespace parallel
 
-// Leaves gradients local in its scope: forwards made inside do not synchronise, and what their
-// backwards add up is reduced by the first backward whose forward was made outside.
+// Must not outlive its DDP. Leaves gradients local in its scope: forwards made inside do not
+// synchronise, and what their backwards add up is reduced by the first backward whose forward was
+// made outside.
 class NoSync {
  public:
   explicit NoSync(parallel::DDPEngine& engine) : engine_(&engine), previous_(engine.sync()) {
@@ -122,8 +125,9 @@ class NoSync {
 // any exception that leaves a synchronising backward before its last bucket has gone out, makes the
 // same backward fail on all ranks: with the exception itself where it arose, with a RemoteError
 // that quotes it elsewhere. The group and DDP go on; gradients are undefined until cleared. Under a
-// communication hook, with SyncBatchNorm in the module, on CUDA, and after the last bucket, such an
-// exception ends the group instead (PeerError on the other ranks).
+// communication hook, with a CollectiveModule in the module, on CUDA, after the last bucket, and
+// when one backward goes through two wrapped modules, such an exception ends the group instead
+// (PeerError on the other ranks).
 template <typename M>
 class DDP : public Joinable {
  public:
@@ -136,7 +140,10 @@ class DDP : public Joinable {
   auto operator()(Args&&... args) {
     const parallel::ForwardScope scope(*engine_);
     auto result = (*module_)(std::forward<Args>(args)...);
-    engine_->after_forward(nn::collect_tensors(result));
+    std::vector<Tensor> outputs = nn::collect_tensors(result);
+    engine_->after_forward(outputs);
+    const Tensor* next = outputs.data();
+    nn::visit_tensors([&](Tensor& tensor) { tensor = *next++; }, result);
     return result;
   }
 
@@ -153,6 +160,7 @@ class DDP : public Joinable {
   // at least 1.
   void accumulate(int micro_batches, const std::function<Tensor(int)>& loss_of) {
     check(micro_batches >= 1, "[accumulate] micro_batches must be at least 1, got ", micro_batches);
+    check(static_cast<bool>(loss_of), "[accumulate] loss_of is empty");
     for (int i = 0; i + 1 < micro_batches; ++i) {
       const NoSync guard = no_sync();
       loss_of(i).backward();
@@ -161,8 +169,12 @@ class DDP : public Joinable {
   }
 
   // ReducePolicy::count: the number of samples or tokens that the coming loss sums over; counts of
-  // one accumulation add up. InvalidArgument when negative, or under another policy.
+  // one accumulation add up. InvalidArgument when negative, larger than 2^40, or under another
+  // policy.
   void count(std::int64_t units) { engine_->count(units); }
+  // After an exception in forward or in the loss: forgets the counts, and which parameters were
+  // used, since the last synchronised backward. A backward that fails does so by itself.
+  void abandon_accumulation() { engine_->abandon_accumulation(); }
 
   // Trains on uneven inputs: see cohort::join().
   void join(const std::function<void()>& body, const JoinOptions& options = {}) {

@@ -248,7 +248,7 @@ SymmetricMemory ShmTransport::allocate(const Call& call, std::size_t bytes,
       common != 0 ? pool_->take(slice, std::countr_zero(common)) : reserve_block(bytes, slice);
   const Place place{block, 0};
   return {
-      pool_->at(place, rank()),
+      pool_->at(place, rank()), pool_->at(place, 0),
       std::shared_ptr<void>(pool_.get(), [pool = pool_, block](void*) { pool->give_back(block); })};
 }
 

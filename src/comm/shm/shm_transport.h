@@ -44,6 +44,7 @@ class ShmTransport final : public Transport {
   void barrier(const Call& call) override;
   SymmetricMemory allocate(const Call& call, std::size_t bytes,
                            const std::string& refusal) override;
+  bool shares_memory() const override { return true; }
   std::unique_ptr<Transport> split(const Call& call, const std::vector<int>& members,
                                    const std::string& name) override;
   void abort(const std::string& reason) noexcept override { member_->abort(reason); }

@@ -1,0 +1,143 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cohort/comm/process_group.h"
+#include "cohort/nn/module.h"
+#include "cohort/parallel/fsdp_options.h"
+#include "cohort/parallel/fsdp_plan.h"
+
+namespace cohort {
+namespace parallel {
+
+class FSDPRuntime;
+
+// The part of FSDP that does not depend on the module's type.
+class FSDPEngine {
+ public:
+  FSDPEngine(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
+             const FSDPOptions& options);
+  ~FSDPEngine();
+  FSDPEngine(const FSDPEngine&) = delete;
+  FSDPEngine& operator=(const FSDPEngine&) = delete;
+
+  void forward_threw() noexcept;
+  void set_sync(bool on);
+  bool sync() const;
+  double clip_grad_norm(double max_norm, double norm_type);
+  void summon(const std::function<void()>& body, bool writeback);
+  std::vector<nn::NamedTensor> full_state(bool rank0_only);
+  void load_full_state(const std::vector<nn::NamedTensor>& state);
+  FSDPPlan plan() const;
+
+ private:
+  std::shared_ptr<FSDPRuntime> runtime_;
+};
+
+}  // namespace parallel
+
+// Fully sharded data parallel training: parameters, gradients and optimizer state are shared out
+// over the ranks of a group, and gathered unit by unit while they are needed (docs/fsdp.md). Called
+// like the module itself:
+//
+//   cohort::FSDP fsdp(model, group, {.auto_wrap_policy = cohort::wrap::by_type<Block>()});
+//   cohort::optim::AdamW optimizer(fsdp.parameters(), {.lr = 3e-4});   // after wrapping
+//   auto loss = cross_entropy(fsdp(inputs), targets);
+//   loss.backward();   // grad() of a parameter is the mean over ranks, of this rank's part of it
+//   optimizer.step();
+//
+// The module's parameters stay the same tensors under the same names. Between steps each is a row:
+// the elements that this rank owns, possibly none. Inside the forward of its unit, and in backward,
+// it is whole. The last element of its gradient seen, a unit hands its gradients to the reduction.
+//
+// Construction, forward, backward and the members marked so are collective: all ranks call them in
+// the same order. MismatchError on every rank when models or options differ. Errors in forward
+// leave FSDP ready for the next step; an exception in a synchronising backward ends the group for
+// all ranks (PeerError with its text on the others). Belongs to the rank's host thread.
+template <typename M>
+class FSDP {
+ public:
+  FSDP(std::shared_ptr<M> module, std::shared_ptr<comm::ProcessGroup> group,
+       const FSDPOptions& options = {})
+      : module_(require(std::move(module))),
+        engine_(std::make_unique<parallel::FSDPEngine>(*module_, std::move(group), options)) {}
+
+  template <typename... Args>
+  auto operator()(Args&&... args) {
+    try {
+      return (*module_)(std::forward<Args>(args)...);
+    } catch (...) {
+      engine_->forward_threw();
+      throw;
+    }
+  }
+
+  M& module() { return *module_; }
+  const M& module() const { return *module_; }
+  // The rows, for an optimizer whose update is element-wise.
+  std::vector<Tensor> parameters() const { return module_->parameters(); }
+  void train(bool on = true) { module_->train(on); }
+  void eval() { module_->eval(); }
+
+  // Gradient accumulation without communication of gradients: backwards made while the guard lives
+  // keep whole gradients on each rank; the next one outside reduces the sum.
+  class NoSync {
+   public:
+    explicit NoSync(parallel::FSDPEngine& engine) : engine_(&engine), previous_(engine.sync()) {
+      engine.set_sync(false);
+    }
+    ~NoSync() { engine_->set_sync(previous_); }
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    parallel::FSDPEngine* engine_;
+    bool previous_;
+  };
+  [[nodiscard]] NoSync no_sync() { return NoSync(*engine_); }
+
+  // Collective. Scales the gradients so that their norm over all ranks' parts, as one vector, is at
+  // most max_norm, and returns the norm they had: the same number on every rank, whatever the
+  // sharding, for norm_type 2 and infinity. InvalidArgument for other types than 1, 2, infinity.
+  double clip_grad_norm_(double max_norm, double norm_type = 2) {
+    return engine_->clip_grad_norm(max_norm, norm_type);
+  }
+
+  // Collective. Runs `body` while all parameters are whole. With `writeback`, what it writes to the
+  // elements that this rank owns stays; the rest is dropped. InvalidArgument inside forward.
+  void summon_full_params(const std::function<void()>& body, bool writeback = true) {
+    engine_->summon(body, writeback);
+  }
+
+  // Collective. Parameters and persistent buffers, whole, on the CPU, gathered unit by unit; with
+  // `rank0_only` an empty list on the other ranks.
+  std::vector<nn::NamedTensor> full_state(bool rank0_only = false) {
+    return engine_->full_state(rank0_only);
+  }
+  // Takes a whole state, which every rank brings: of full_state(), or of the bare module at any
+  // other number of ranks. InvalidArgument that lists all entries that are missing, unknown or
+  // misshapen; then nothing was changed.
+  void load_full_state(const std::vector<nn::NamedTensor>& state) {
+    engine_->load_full_state(state);
+  }
+
+  // Units, layouts, collectives and bytes of a step.
+  FSDPPlan plan() const { return engine_->plan(); }
+
+ private:
+  static std::shared_ptr<M> require(std::shared_ptr<M> module) {
+    check(module != nullptr, "[FSDP] the module is null");
+    return module;
+  }
+
+  std::shared_ptr<M> module_;
+  std::unique_ptr<parallel::FSDPEngine> engine_;
+};
+
+}  // namespace cohort

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <iosfwd>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cohort/core/dtype.h"
+#include "cohort/parallel/wrap.h"
+
+namespace cohort {
+
+// What the ranks share out (Rajbhandari et al., ZeRO, SC 2020; Zhao et al., PyTorch FSDP, VLDB
+// 2023). Every strategy gives the same numbers.
+enum class ShardingStrategy : std::uint8_t {
+  full_shard,     // parameters, gradients, optimizer state; parameters are gathered for each use
+  shard_grad_op,  // the same, but parameters stay gathered from forward to backward
+  no_shard,       // nothing: every rank holds everything, as under DDP
+  hybrid_shard,   // full_shard within a shard group, replicated over the groups
+  hybrid_shard_zero2,  // shard_grad_op within a shard group, replicated over the groups
+};
+std::string_view name(ShardingStrategy strategy);
+std::ostream& operator<<(std::ostream& out, ShardingStrategy strategy);
+
+// When the parameters that backward needs next are gathered.
+enum class BackwardPrefetch : std::uint8_t {
+  none,  // when they are needed
+  pre,   // before the current unit's gradients are computed: most overlap
+  post,  // after they have been handed to the reduction: less memory
+};
+std::ostream& operator<<(std::ostream& out, BackwardPrefetch prefetch);
+
+struct FSDPMixedPrecision {
+  // Parameters are gathered, and computed with, in this dtype; shards keep their own.
+  std::optional<DType> param_dtype = {};
+  // Gradients are reduced in this dtype; by default in that of their computation.
+  std::optional<DType> reduce_dtype = {};
+  // Floating buffers are converted to this dtype, for good.
+  std::optional<DType> buffer_dtype = {};
+  // Floating inputs of the root, and of every unit, are converted to param_dtype.
+  bool cast_root_forward_inputs = true;
+  bool cast_forward_inputs = false;
+};
+
+// Options of FSDP, with PyTorch's names and defaults where it has them. All ranks must give the
+// same ones; construction compares them.
+struct FSDPOptions {
+  ShardingStrategy sharding_strategy = ShardingStrategy::full_shard;
+  // Which modules become units of their own, besides the root. Empty: the root alone.
+  WrapPolicy auto_wrap_policy = {};
+  FSDPMixedPrecision mixed_precision = {};
+  BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
+  // Gathers the next unit of the last step's order while the current one computes.
+  bool forward_prefetch = false;
+  // At most two units are gathered at a time, beside the root and a unit's ancestors.
+  bool limit_all_gathers = true;
+  // Rank 0's parameters and buffers replace the others' at construction.
+  bool sync_module_states = false;
+  // Where the ranks of a group share memory, the parameters lie in it once, and gathering copies
+  // nothing. False: they are gathered by copying, as between hosts.
+  bool zero_copy = true;
+  // hybrid strategies: ranks per shard group; must divide the group's size.
+  int shard_size = 0;
+  // Names of parameters that FSDP leaves alone; every rank keeps and trains its own.
+  std::vector<std::string> ignored_parameters = {};
+};
+
+}  // namespace cohort

@@ -1,0 +1,184 @@
+#include "parallel/flat_parameter.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cohort/autograd/autograd.h"
+#include "cohort/core/context.h"
+#include "cohort/core/error.h"
+#include "cohort/core/memory.h"
+#include "cohort/ops/elementwise.h"
+#include "parallel/slots.h"
+
+namespace cohort::parallel {
+namespace {
+
+// Elements to which parameters are aligned: 64 bytes in each of the dtypes that the layout serves.
+std::int64_t alignment(DType a, DType b) {
+  return static_cast<std::int64_t>(kMemoryAlignment / std::min(item_size(a), item_size(b)));
+}
+
+FlatLayout layout_of(const std::vector<nn::NamedTensor>& parameters, DType compute, int ranks) {
+  std::vector<std::int64_t> numels;
+  for (const auto& [name, tensor] : parameters) numels.push_back(tensor.numel());
+  return FlatLayout(numels, alignment(parameters.front().tensor.dtype(), compute), ranks);
+}
+
+// A row without memory of its own.
+Tensor unbacked_row(std::int64_t elements, DType dtype, Device device) {
+  const auto bytes = static_cast<std::size_t>(elements) * item_size(dtype);
+  return Tensor(make_intrusive<TensorImpl>(
+      make_intrusive<Storage>(nullptr, bytes, device, std::function<void()>()), dtype,
+      Shape{elements}, Dims{1}, 0));
+}
+
+}  // namespace
+
+FlatParameter::FlatParameter(std::vector<nn::NamedTensor> parameters,
+                             std::shared_ptr<comm::ProcessGroup> group, Config config)
+    : parameters_(std::move(parameters)),
+      group_(std::move(group)),
+      config_(std::move(config)),
+      layout_(layout_of(parameters_, config_.compute, group_->size())),
+      trained_(parameters_.front().tensor.requires_grad()),
+      kept_(parameters_.size()) {
+  const NoGrad no_grad;
+  const MemoryCategoryScope category(MemoryCategory::parameters);
+  const DType own = parameters_.front().tensor.dtype();
+  const Device device = parameters_.front().tensor.device();
+  const bool converts = own != config_.compute;
+  resident_ = config_.zero_copy || (group_->size() == 1 && !converts);
+  const TensorOptions full_options{config_.compute, device, false};
+  if (!resident_) {
+    full_ = unbacked_row(layout_.total(), config_.compute, device);
+  } else if (group_->size() == 1) {
+    full_ = Tensor::empty({layout_.total()}, full_options);
+  } else {
+    full_ = group_->allocate_shared({layout_.total()}, full_options);
+  }
+  const std::int64_t first = layout_.shard() * group_->rank();
+  shard_ = resident_ && !converts ? full_.as_strided({layout_.shard()}, {1}, first)
+                                  : Tensor::empty({layout_.shard()}, {own, device, false});
+  shard_.zero_();  // the padding takes part in every update, and stays zero
+  shard_.storage().set_padded_slots();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Tensor parameter = parameters_[i].tensor;
+    shapes_.push_back(parameter.shape());
+    const FlatLayout::Range part = local(i);
+    const std::int64_t at = part.size() > 0 ? layout_.offset(i) + part.begin - first : 0;
+    const Tensor row = shard_.as_strided({part.size()}, {1}, shard_.storage_offset() + at);
+    const Tensor whole = parameter.detach().contiguous();
+    Tensor(row).copy_(whole.as_strided({part.size()}, {1}, whole.storage_offset() + part.begin));
+    // The parameter keeps its gradient information and becomes the row.
+    Tensor view = row.detach();
+    parameter.impl()->swap_view(*view.impl());
+    stand_ins_.push_back(full_view(i));
+  }
+}
+
+Tensor FlatParameter::full_view(std::size_t i) const {
+  return full_.as_strided(shapes_[i], contiguous_strides(shapes_[i]), layout_.offset(i));
+}
+
+std::int64_t FlatParameter::full_bytes() const {
+  return layout_.total() * static_cast<std::int64_t>(item_size(config_.compute));
+}
+
+void FlatParameter::refresh() {
+  if (!resident_ || config_.compute == shard_.dtype()) return;
+  const NoGrad no_grad;
+  Tensor own = full_.as_strided({layout_.shard()}, {1}, layout_.shard() * group_->rank());
+  own.copy_(shard_);
+}
+
+comm::Work FlatParameter::gather(const Tensor& memory, std::int64_t byte_offset) {
+  const NoGrad no_grad;
+  // A storage of its own: writing the gathered values is no change of the parameters' values, which
+  // is what versions count.
+  const Tensor lent = memory;
+  const auto bytes = static_cast<std::size_t>(full_bytes());
+  auto* data = static_cast<std::byte*>(memory.raw()) + byte_offset;
+  const Tensor target(
+      make_intrusive<TensorImpl>(make_intrusive<Storage>(data, bytes, memory.device(), [lent] {}),
+                                 config_.compute, Shape{layout_.total()}, Dims{1}, 0));
+  const comm::CollectiveOptions options{.owner = config_.name};
+  comm::Work work;
+  if (config_.compute == shard_.dtype()) {
+    work = group_->all_gather(target, shard_, options);
+  } else {
+    Tensor own = target.as_strided({layout_.shard()}, {1}, layout_.shard() * group_->rank());
+    own.copy_(shard_);
+    work = group_->all_gather(target, own, options);
+  }
+  full_.storage().borrow_memory(IntrusivePtr<Storage>(&target.storage()), 0);
+  return work;
+}
+
+void FlatParameter::drop_gathered() {
+  if (!resident_) full_.storage().release_memory();
+}
+
+void FlatParameter::exchange() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    parameters_[i].tensor.impl()->swap_view(*stand_ins_[i].impl());
+  }
+  exchanged_ = !exchanged_;
+}
+
+void FlatParameter::begin_backward(const Tensor& memory, std::int64_t byte_offset,
+                                   const std::vector<bool>& lies_there) {
+  gradient_ = typed_row(memory, byte_offset, config_.compute, layout_.total());
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Tensor parameter = parameters_[i].tensor;
+    if (parameter.grad().defined()) kept_[i] = parameter.grad();
+    parameter.set_grad({});
+    set_grad_destination(parameter,
+                         gradient_.as_strided(shapes_[i], contiguous_strides(shapes_[i]),
+                                              gradient_.storage_offset() + layout_.offset(i)));
+    if (lies_there[i]) parameter.set_grad(grad_destination(parameter));
+  }
+}
+
+Tensor FlatParameter::end_backward(const std::vector<bool>& arrived) {
+  const NoGrad no_grad;
+  const std::int64_t base = gradient_.storage_offset();
+  const auto zero = [&](std::int64_t begin, std::int64_t end) {
+    if (begin < end) gradient_.as_strided({end - begin}, {1}, base + begin).zero_();
+  };
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Tensor parameter = parameters_[i].tensor;
+    const std::int64_t begin = layout_.offset(i);
+    const std::int64_t end = begin + layout_.numel(i);
+    if (!arrived[i] || !parameter.grad().defined()) zero(begin, end);
+    zero(end, i + 1 < parameters_.size() ? layout_.offset(i + 1) : layout_.total());
+    parameter.set_grad({});
+    set_grad_destination(parameter, {});
+  }
+  return std::exchange(gradient_, {});
+}
+
+void FlatParameter::take_gradient(const Tensor& row, const std::vector<bool>& used) {
+  const NoGrad no_grad;
+  Tensor own = row;
+  if (row.dtype() != shard_.dtype()) {
+    const MemoryCategoryScope category(MemoryCategory::gradients);
+    own = row.to(shard_.dtype());
+  }
+  own.storage().set_padded_slots();
+  const std::int64_t first = layout_.shard() * group_->rank();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Tensor parameter = parameters_[i].tensor;
+    const Tensor kept = std::exchange(kept_[i], {});
+    if (!used[i]) {
+      if (kept.defined()) parameter.set_grad(kept);
+      continue;
+    }
+    const FlatLayout::Range part = local(i);
+    const std::int64_t at = part.size() > 0 ? layout_.offset(i) + part.begin - first : 0;
+    Tensor gradient = own.as_strided({part.size()}, {1}, own.storage_offset() + at);
+    if (kept.defined()) gradient.copy_(kept + gradient);
+    parameter.set_grad(gradient);
+  }
+}
+
+}  // namespace cohort::parallel

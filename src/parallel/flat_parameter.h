@@ -1,0 +1,95 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cohort/comm/process_group.h"
+#include "cohort/core/tensor.h"
+#include "cohort/nn/module.h"
+#include "parallel/flat_layout.h"
+
+namespace cohort::parallel {
+
+// Parameters of one unit, dtype and trainability as one buffer, of which each rank keeps its part.
+//
+// At rest a parameter is a row: the elements of it that this rank owns, a view of the shard. While
+// exchanged, the same tensor is the whole parameter, a view of the gathered buffer. What autograd
+// knows of it stays with it. In backward its gradient is born in a flat gradient buffer of the same
+// layout; what is left of that after the reduction becomes the gradient of the row.
+//
+// Belongs to the rank's host thread.
+class FlatParameter {
+ public:
+  struct Config {
+    DType compute;           // dtype of the gathered buffer
+    DType reduce;            // of the reduction of its gradient
+    bool zero_copy = false;  // the gathered buffer lies once in memory, shared by the ranks
+    std::string name;        // "layers.0", for messages and collectives' owners
+  };
+
+  // Takes the parameters' values over and leaves them at rest. Collective with zero_copy.
+  FlatParameter(std::vector<nn::NamedTensor> parameters, std::shared_ptr<comm::ProcessGroup> group,
+                Config config);
+  // Parameters become whole tensors of their own again, unless no memory is left for them.
+  ~FlatParameter() = default;
+  FlatParameter(const FlatParameter&) = delete;
+  FlatParameter& operator=(const FlatParameter&) = delete;
+
+  std::size_t size() const { return parameters_.size(); }
+  const std::vector<nn::NamedTensor>& parameters() const { return parameters_; }
+  const Shape& shape(std::size_t i) const { return shapes_[i]; }
+  const FlatLayout& layout() const { return layout_; }
+  bool trained() const { return trained_; }
+  DType dtype() const { return shard_.dtype(); }
+  const Config& config() const { return config_; }
+  FlatLayout::Range local(std::size_t i) const { return layout_.local(i, group_->rank()); }
+  const Tensor& shard() const { return shard_; }
+  // Bytes of the gathered buffer, and of the gradients'.
+  std::int64_t full_bytes() const;
+
+  // True where the gathered buffer is always there: nothing is moved to gather it.
+  bool resident() const { return resident_; }
+  // A resident buffer of another dtype than the shard: brings this rank's part up to date.
+  void refresh();
+
+  // Gathers into `memory` (of another user until `available`), from `byte_offset` on; not for a
+  // resident buffer.
+  comm::Work gather(const Tensor& memory, std::int64_t byte_offset);
+  // What gather() has filled is not needed any more.
+  void drop_gathered();
+  // The parameters become whole, and rows again.
+  void exchange();
+  bool exchanged() const { return exchanged_; }
+
+  // While exchanged, before backward comes to the unit: gradients are to be born in `memory`. Those
+  // that `lies_there`, by parameter, names are there already and are added to.
+  void begin_backward(const Tensor& memory, std::int64_t byte_offset,
+                      const std::vector<bool>& lies_there);
+  // After the last gradient: the flat gradient, padding and missing ones zero. The parameters have
+  // no gradient from here on, until take_gradient() or the next begin_backward().
+  Tensor end_backward(const std::vector<bool>& arrived);
+  // At rest: `row`, this rank's part of the reduced gradient, is added to the gradients that the
+  // parameters had before this backward. Parameters that are not `used` keep what they had.
+  void take_gradient(const Tensor& row, const std::vector<bool>& used);
+
+ private:
+  Tensor full_view(std::size_t i) const;
+
+  std::vector<nn::NamedTensor> parameters_;
+  std::vector<Shape> shapes_;
+  std::shared_ptr<comm::ProcessGroup> group_;
+  Config config_;
+  FlatLayout layout_;
+  bool trained_;
+  bool resident_ = false;
+  bool exchanged_ = false;
+  Tensor shard_;                   // this rank's part, in the parameters' own dtype
+  Tensor full_;                    // [total], in config_.compute; without memory while not gathered
+  std::vector<Tensor> stand_ins_;  // what each parameter is not at the moment
+  Tensor gradient_;                // flat, between begin_backward() and end_backward()
+  std::vector<Tensor> kept_;       // gradients of the rows from before this backward
+};
+
+}  // namespace cohort::parallel

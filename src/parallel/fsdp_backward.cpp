@@ -1,0 +1,229 @@
+// Backward of sharded units.
+
+#include <algorithm>
+#include <utility>
+
+#include "cohort/autograd/autograd.h"
+#include "cohort/core/context.h"
+#include "cohort/core/error.h"
+#include "parallel/fsdp_runtime.h"
+
+namespace cohort::parallel {
+namespace {
+
+std::string what_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& caught) {
+    return caught.what();
+  } catch (...) {
+    return "an exception that is not a std::exception";
+  }
+}
+
+}  // namespace
+
+// Once per backward, when it comes to the first unit.
+void FSDPRuntime::arm() {
+  if (backward_ == current_backward()) return;
+  backward_ = current_backward();
+  accumulating_ = backward_is_accumulating();
+  const auto self = shared_from_this();
+  queue_callback([self] { self->finish_backward(); },
+                 [self](const std::exception_ptr& error) { self->fail(error); });
+}
+
+void FSDPRuntime::enter_backward(FSDPUnit& unit, const std::shared_ptr<FSDPCall>& call) {
+  arm();
+  if (!unit.in_backward) begin_unit_backward(unit);
+  if (call->has_inputs && !call->entered) {
+    call->entered = true;
+    ++unit.open_calls;
+  }
+  if (options_.backward_prefetch == BackwardPrefetch::pre) prefetch_backward(unit);
+}
+
+void FSDPRuntime::leave_backward(FSDPUnit& unit, const std::shared_ptr<FSDPCall>& call) {
+  if (!call->entered) return;
+  call->entered = false;
+  --unit.open_calls;
+  end_if_complete(unit);
+}
+
+void FSDPRuntime::begin_unit_backward(FSDPUnit& unit) {
+  start_gather(unit);
+  finish_gather(unit);
+  unit.in_backward = true;
+  unit.missing = 0;
+  if (!accumulating_) return;
+  if (unit.gradient_bytes > 0 && !unit.gradient.memory.defined()) {
+    unit.gradient = gradient_slots_->take();
+    // Whoever had it may still be reducing it.
+    Context::current().stream(Device::cpu()).wait(unit.gradient.last_use);
+  }
+  for (FSDPUnit::Flat& flat : unit.flats) {
+    if (!flat.parameter->trained()) continue;
+    if (!unit.accumulated) std::fill(flat.used.begin(), flat.used.end(), false);
+    flat.parameter->begin_backward(unit.gradient.memory, flat.gradient_offset, flat.used);
+    for (std::size_t i = 0; i < flat.parameter->size(); ++i) {
+      flat.arrived[i] = false;
+      flat.expected[i] = backward_reaches(flat.parameter->parameters()[i].tensor);
+      if (flat.expected[i]) ++unit.missing;
+    }
+  }
+}
+
+void FSDPRuntime::on_gradient(FSDPUnit& unit, FSDPUnit::Flat& flat, std::size_t parameter) {
+  const std::string& name = flat.parameter->parameters()[parameter].name;
+  check<AutogradError>(unit.in_backward && flat.expected[parameter] && !flat.arrived[parameter],
+                       "[FSDP] the gradient of '", name, "' came outside the backward of unit '",
+                       unit.label(), "' (rank ", group_->rank(),
+                       "); use a sharded parameter only inside the forward of its unit");
+  flat.arrived[parameter] = true;
+  flat.used[parameter] = true;
+  --unit.missing;
+  end_if_complete(unit);
+}
+
+void FSDPRuntime::end_if_complete(FSDPUnit& unit) {
+  if (unit.in_backward && unit.missing == 0 && unit.open_calls == 0) end_unit_backward(unit);
+}
+
+void FSDPRuntime::end_unit_backward(FSDPUnit& unit) {
+  unit.in_backward = false;
+  unit.open_calls = 0;
+  if (accumulating_ && unit.gradient_bytes > 0) {
+    bool any = false;
+    for (FSDPUnit::Flat& flat : unit.flats) {
+      any = any || std::find(flat.used.begin(), flat.used.end(), true) != flat.used.end();
+    }
+    for (FSDPUnit::Flat& flat : unit.flats) {
+      if (!flat.parameter->trained()) continue;
+      if (any && sync_) {
+        reduce(unit, flat);
+      } else {
+        flat.parameter->end_backward(flat.used);
+      }
+    }
+    if (any && !sync_) {
+      unit.accumulated = true;
+    } else {
+      unit.accumulated = false;
+      unit.gradient.last_use = any && !reductions_.empty() && !reductions_.back().works.empty()
+                                   ? reductions_.back().works.back().event()
+                                   : Context::current().stream(Device::cpu()).record();
+      gradient_slots_->give_back(std::exchange(unit.gradient, {}));
+    }
+  }
+  if (options_.backward_prefetch == BackwardPrefetch::post) prefetch_backward(unit);
+  reshard(unit);
+}
+
+// Hands a flat gradient to the ranks that own its parts.
+void FSDPRuntime::reduce(FSDPUnit& unit, FSDPUnit::Flat& flat) {
+  const NoGrad no_grad;
+  FlatParameter& parameter = *flat.parameter;
+  const MemoryCategoryScope category(MemoryCategory::gradients);
+  Tensor whole = parameter.end_backward(flat.used);
+  const DType dtype = parameter.config().reduce;
+  if (whole.dtype() != dtype) whole = whole.to(dtype);
+  Reduction reduction{.flat = &flat, .row = {}, .works = {}, .used = flat.used, .source = whole};
+  const std::string owner = unit.label();
+  if (shard_group_->size() > 1) {
+    reduction.row = Tensor::empty({parameter.layout().shard()}, whole.options());
+    const bool alone = replicate_group_ == nullptr;
+    reduction.works.push_back(shard_group_->reduce_scatter(
+        reduction.row, whole, alone ? comm::ReduceOp::mean : comm::ReduceOp::sum,
+        {.owner = owner}));
+    if (!alone) {
+      reduction.works.push_back(replicate_group_->all_reduce(
+          reduction.row, comm::ReduceOp::sum, {.scale = 1.0 / group_->size(), .owner = owner}));
+    }
+  } else if (replicate_group_ != nullptr && replicate_group_->size() > 1) {
+    reduction.works.push_back(
+        replicate_group_->all_reduce(whole, comm::ReduceOp::mean, {.owner = owner}));
+    reduction.works.back().wait();
+    reduction.row = whole.clone();  // the slot goes to the next unit
+  } else {
+    reduction.row = whole.clone();
+  }
+  std::fill(flat.used.begin(), flat.used.end(), false);
+  reductions_.push_back(std::move(reduction));
+}
+
+void FSDPRuntime::prefetch_backward(FSDPUnit& unit) {
+  // Backward goes through the calls from the last to the first.
+  std::size_t at = cursor_;
+  while (at > 0 && forward_order_[at - 1] != &unit) --at;
+  if (at == 0) return;  // in an order of its own
+  cursor_ = at - 1;
+  for (std::size_t next = cursor_; next > 0; --next) {
+    FSDPUnit& candidate = *forward_order_[next - 1];
+    if (candidate.state == FSDPUnit::State::gathered) continue;
+    if (may_start(candidate)) start_gather(candidate);
+    return;
+  }
+}
+
+// The ranks' agreement on which parameters were used anywhere; nobody reads the shards after it.
+void FSDPRuntime::exchange_used() {
+  if (group_->size() == 1) return;
+  std::vector<std::uint8_t> flags{0};  // never empty
+  for (const Reduction& reduction : reductions_) {
+    for (const bool used : reduction.used) flags.push_back(used ? 1 : 0);
+  }
+  const Tensor shared = Tensor::from(flags, {static_cast<std::int64_t>(flags.size())});
+  group_->all_reduce(shared, comm::ReduceOp::max, {.owner = "used parameters"}).synchronize();
+  const std::vector<std::uint8_t> agreed = shared.to_vector<std::uint8_t>();
+  std::size_t next = 1;
+  for (Reduction& reduction : reductions_) {
+    for (std::size_t i = 0; i < reduction.used.size(); ++i) reduction.used[i] = agreed[next++] != 0;
+  }
+}
+
+void FSDPRuntime::finish_backward() {
+  backward_ = 0;
+  // Units that nothing told of their end: their inputs take part in no graph, or not in this one.
+  for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
+    if (unit->in_backward) end_unit_backward(*unit);
+  }
+  for (FSDPUnit& unit : units_) reshard(unit);
+  full_slots_->trim();
+  if (!accumulating_) return;
+  if (sync_) exchange_used();
+  std::vector<Reduction> reductions = std::exchange(reductions_, {});
+  for (Reduction& reduction : reductions) {
+    for (const comm::Work& work : reduction.works) work.wait();
+    reduction.source = {};
+    reduction.flat->parameter->take_gradient(reduction.row, reduction.used);
+    reduction.row = {};
+  }
+  gradient_slots_->trim();
+  if (!sync_) fence();
+}
+
+void FSDPRuntime::fail(const std::exception_ptr& error) {
+  if (backward_ == 0) return;
+  backward_ = 0;
+  // The others wait for this rank's part of the step.
+  const std::string text = str("in backward: ", what_of(error));
+  for (const auto& group : {group_, shard_group_, replicate_group_}) {
+    if (group && group->size() > 1) group->abort(text);
+  }
+  for (FSDPUnit& unit : units_) {
+    if (unit.in_backward && accumulating_) {
+      for (FSDPUnit::Flat& flat : unit.flats) {
+        if (flat.parameter->trained()) flat.parameter->end_backward(flat.used);
+      }
+    }
+    unit.in_backward = false;
+    unit.open_calls = 0;
+    unit.accumulated = false;
+    unit.gradient = {};
+    for (FSDPUnit::Flat& flat : unit.flats) std::fill(flat.used.begin(), flat.used.end(), false);
+  }
+  reductions_.clear();
+  reset();
+}
+
+}  // namespace cohort::parallel

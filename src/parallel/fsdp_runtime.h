@@ -1,0 +1,130 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cohort/comm/process_group.h"
+#include "cohort/core/stream.h"
+#include "cohort/nn/module.h"
+#include "cohort/parallel/fsdp.h"
+#include "parallel/fsdp_unit.h"
+#include "parallel/slots.h"
+
+namespace cohort::parallel {
+
+// Runs a step over sharded units.
+//
+// Forward of a unit gathers its parameters before, and drops them after, unless its strategy keeps
+// them or it is the root. Backward gathers them again when it reaches the unit's outputs, and when
+// all its gradients are there hands them to a reduction and drops the parameters. Gathers that are
+// foreseen start before they are needed. At the end of backward the ranks tell each other which
+// parameters were used, which is also the fence behind which they may write their shards again.
+//
+// Belongs to the rank's host thread.
+class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
+ public:
+  FSDPRuntime(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
+              const FSDPOptions& options);
+  ~FSDPRuntime();
+  FSDPRuntime(const FSDPRuntime&) = delete;
+  FSDPRuntime& operator=(const FSDPRuntime&) = delete;
+  // After construction: the hooks refer to it weakly.
+  void install_hooks();
+
+  // When forward has ended by an exception: everything is at rest again.
+  void reset() noexcept;
+
+  void set_sync(bool on) { sync_ = on; }
+  bool sync() const { return sync_; }
+  bool in_forward() const { return depth_ > 0; }
+
+  nn::Module& module() { return module_; }
+  const std::shared_ptr<comm::ProcessGroup>& group() const { return group_; }
+  // The ranks that share a parameter out, and those that have the same part; null for a lone rank.
+  const std::shared_ptr<comm::ProcessGroup>& shard_group() const { return shard_group_; }
+  const std::shared_ptr<comm::ProcessGroup>& replicate_group() const { return replicate_group_; }
+  const FSDPOptions& options() const { return options_; }
+  std::deque<FSDPUnit>& units() { return units_; }
+  const std::deque<FSDPUnit>& units() const { return units_; }
+
+  // Gathers a unit and makes its parameters whole, and back: outside forward and backward.
+  void make_whole(FSDPUnit& unit);
+  void make_rows(FSDPUnit& unit);
+  // Collective where memory is shared: all ranks' shards are up to date, or nobody reads them any
+  // more.
+  void fence();
+
+  int most_full_slots() const { return full_slots_ ? full_slots_->most() : 0; }
+
+ private:
+  struct Reduction {
+    FSDPUnit::Flat* flat;
+    Tensor row;  // this rank's part
+    std::vector<comm::Work> works;
+    std::vector<bool> used;  // on this rank
+    Tensor source;           // kept until the reduction is over
+  };
+
+  void release_parameters();
+  void form_groups();
+  void form_units();
+  void add_flats(FSDPUnit& unit, std::vector<nn::NamedTensor> parameters);
+  void add_flat(FSDPUnit& unit, std::vector<nn::NamedTensor> parameters);
+  bool keeps_after_forward() const;
+
+  // Forward.
+  void before_forward(FSDPUnit& unit, std::span<Tensor> inputs);
+  void after_forward(FSDPUnit& unit, std::span<Tensor> outputs);
+  void begin_forward();
+  void end_forward();
+  void cast_inputs(const FSDPUnit& unit, std::span<Tensor> inputs) const;
+  void prefetch_forward(FSDPUnit& unit);
+
+  // Gathered memory.
+  bool may_start(const FSDPUnit& unit) const;
+  void start_gather(FSDPUnit& unit);
+  void finish_gather(FSDPUnit& unit);
+  void reshard(FSDPUnit& unit);
+
+  // Backward.
+  void enter_backward(FSDPUnit& unit, const std::shared_ptr<FSDPCall>& call);
+  void leave_backward(FSDPUnit& unit, const std::shared_ptr<FSDPCall>& call);
+  void arm();
+  void begin_unit_backward(FSDPUnit& unit);
+  void on_gradient(FSDPUnit& unit, FSDPUnit::Flat& flat, std::size_t parameter);
+  void end_if_complete(FSDPUnit& unit);
+  void end_unit_backward(FSDPUnit& unit);
+  void reduce(FSDPUnit& unit, FSDPUnit::Flat& flat);
+  void prefetch_backward(FSDPUnit& unit);
+  void finish_backward();
+  void fail(const std::exception_ptr& error);
+  void exchange_used();
+
+  nn::Module& module_;
+  const std::shared_ptr<comm::ProcessGroup> group_;
+  const FSDPOptions options_;
+  std::shared_ptr<comm::ProcessGroup> shard_group_;
+  std::shared_ptr<comm::ProcessGroup> replicate_group_;
+  std::deque<FSDPUnit> units_;             // children before their parents; addresses stay
+  std::unique_ptr<Slots> full_slots_;      // of all units but the root
+  std::unique_ptr<Slots> gradient_slots_;  // of all units
+  Stream gathering_;  // where the compute stream is queued: what gathers wait for
+
+  bool sync_ = true;
+  int depth_ = 0;                                 // of nested forwards
+  std::vector<std::shared_ptr<FSDPCall>> calls_;  // that have begun and not ended, inner last
+  std::vector<FSDPUnit*> forward_order_;          // of the running step
+  std::vector<FSDPUnit*> last_order_;             // of the one before
+  std::size_t cursor_ = 0;                        // in forward_order_: backward has come to it
+  std::uint64_t backward_ = 0;                    // the one that is armed; 0: none
+  bool accumulating_ = false;                     // it computes gradients of parameters
+  std::vector<Reduction> reductions_;
+  bool fence_due_ = false;  // shards may have been written since the last fence
+};
+
+}  // namespace cohort::parallel

@@ -1,0 +1,118 @@
+#include "parallel/fsdp_unit.h"
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+#include "cohort/core/error.h"
+
+namespace cohort::parallel {
+namespace {
+
+std::string joined(const std::string& prefix, const std::string& name) {
+  return prefix.empty() ? name : prefix + '.' + name;
+}
+
+// The modules of a tree with their parents, children before their parents.
+struct Walk {
+  struct Entry {
+    nn::Module* module;
+    std::string name;
+    nn::Module* parent;
+    std::int64_t elements = 0;  // its own, and what its children have not given to a unit
+    bool unit = false;
+  };
+  std::vector<Entry> entries;
+  // Further places of modules that several parents share.
+  std::vector<std::pair<nn::Module*, nn::Module*>> shared;  // module, parent
+
+  void visit(nn::Module& module, const std::string& name, nn::Module* parent) {
+    const auto same = [&](const Entry& entry) { return entry.module == &module; };
+    if (std::any_of(entries.begin(), entries.end(), same)) {
+      shared.emplace_back(&module, parent);
+      return;
+    }
+    for (const nn::NamedModule& child : module.named_children()) {
+      visit(*child.module, joined(name, child.name), &module);
+    }
+    entries.push_back({&module, name, parent});
+  }
+};
+
+// The names from `module` up to the root: itself first.
+std::vector<nn::Module*> ancestry(nn::Module* module,
+                                  const std::unordered_map<nn::Module*, nn::Module*>& owner_above) {
+  std::vector<nn::Module*> line{module};
+  for (auto up = owner_above.find(module); up != owner_above.end() && up->second != nullptr;
+       up = owner_above.find(up->second)) {
+    line.push_back(up->second);
+  }
+  return line;
+}
+
+}  // namespace
+
+std::vector<UnitPlan> cut_into_units(nn::Module& root, const WrapPolicy& policy,
+                                     const std::vector<std::string>& ignored) {
+  Walk walk;
+  walk.visit(root, "", nullptr);
+
+  std::unordered_map<nn::Module*, std::size_t> index;
+  for (std::size_t i = 0; i < walk.entries.size(); ++i) index[walk.entries[i].module] = i;
+  for (Walk::Entry& entry : walk.entries) {
+    for (const nn::NamedTensor& own : entry.module->named_parameters(false)) {
+      entry.elements += own.tensor.numel();
+    }
+    entry.unit =
+        entry.parent == nullptr || (policy.decide && entry.elements > 0 &&
+                                    policy.decide(*entry.module, entry.name, entry.elements));
+    if (!entry.unit) walk.entries[index[entry.parent]].elements += entry.elements;
+  }
+
+  // The unit of each module, and the unit above each unit: parents come later in the list.
+  std::unordered_map<nn::Module*, nn::Module*> unit_of;
+  std::unordered_map<nn::Module*, nn::Module*> unit_above;
+  for (auto entry = walk.entries.rbegin(); entry != walk.entries.rend(); ++entry) {
+    nn::Module* above = entry->parent == nullptr ? nullptr : unit_of[entry->parent];
+    unit_of[entry->module] = entry->unit ? entry->module : above;
+    if (entry->unit) unit_above[entry->module] = above;
+  }
+
+  // A parameter's unit: the deepest that contains all modules that use it.
+  std::unordered_map<const TensorImpl*, nn::Module*> home;
+  const auto used_in = [&](const Tensor& parameter, nn::Module* unit) {
+    const auto [found, fresh] = home.try_emplace(parameter.impl(), unit);
+    if (fresh || found->second == unit) return;
+    const std::vector<nn::Module*> line = ancestry(unit, unit_above);
+    for (nn::Module* candidate : ancestry(found->second, unit_above)) {
+      if (std::find(line.begin(), line.end(), candidate) == line.end()) continue;
+      found->second = candidate;
+      return;
+    }
+  };
+  for (const Walk::Entry& entry : walk.entries) {
+    for (const nn::NamedTensor& own : entry.module->named_parameters(false)) {
+      used_in(own.tensor, unit_of[entry.module]);
+    }
+  }
+  for (const auto& [module, parent] : walk.shared) {
+    if (walk.entries[index[module]].unit) continue;  // gathers by itself, wherever it is called
+    for (const Tensor& parameter : module->parameters()) used_in(parameter, unit_of[parent]);
+  }
+
+  std::vector<UnitPlan> units;
+  std::unordered_map<nn::Module*, std::size_t> place;
+  for (const Walk::Entry& entry : walk.entries) {
+    if (!entry.unit) continue;
+    place[entry.module] = units.size();
+    units.push_back({entry.module, entry.name, {}});
+  }
+  for (nn::NamedTensor& named : root.named_parameters()) {
+    if (std::find(ignored.begin(), ignored.end(), named.name) != ignored.end()) continue;
+    units[place[home[named.tensor.impl()]]].parameters.push_back(std::move(named));
+  }
+  return units;
+}
+
+}  // namespace cohort::parallel

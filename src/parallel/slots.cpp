@@ -1,0 +1,40 @@
+#include "parallel/slots.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace cohort::parallel {
+
+Slots::Slots(std::int64_t bytes, int spare, std::function<Tensor(std::int64_t)> make)
+    : bytes_(bytes), spare_(static_cast<std::size_t>(spare)), make_(std::move(make)) {}
+
+Slots::Slot Slots::take() {
+  if (free_.size() > spare_) {
+    Slot slot = std::move(free_.front());
+    free_.pop_front();
+    return slot;
+  }
+  Slot slot{make_(bytes_), {}};
+  most_ = std::max(most_, ++count_);
+  return slot;
+}
+
+void Slots::give_back(Slot slot) {
+  free_.push_back(std::move(slot));
+}
+
+void Slots::trim() {
+  count_ -= static_cast<int>(free_.size());
+  free_.clear();
+}
+
+Tensor typed_row(const Tensor& memory, std::int64_t byte_offset, DType dtype,
+                 std::int64_t elements) {
+  const std::int64_t at =
+      memory.storage_offset() * static_cast<std::int64_t>(item_size(memory.dtype())) + byte_offset;
+  return Tensor(make_intrusive<TensorImpl>(IntrusivePtr<Storage>(&memory.storage()), dtype,
+                                           Shape{elements}, Dims{1},
+                                           at / static_cast<std::int64_t>(item_size(dtype))));
+}
+
+}  // namespace cohort::parallel

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+
+#include "cohort/core/event.h"
+#include "cohort/core/tensor.h"
+
+namespace cohort::parallel {
+
+// Pieces of memory of one size that units take turns in. A piece that was given back may still be
+// read until an event; who takes it next has to wait for that. What is taken, and what is made,
+// depends on the order of calls alone, never on time: all ranks do the same.
+class Slots {
+ public:
+  struct Slot {
+    Tensor memory;  // bytes
+    Event last_use;
+  };
+
+  // `make(bytes)` allocates a piece. At least `spare` pieces are free before one is used again: its
+  // last user has that many turns to finish.
+  Slots(std::int64_t bytes, int spare, std::function<Tensor(std::int64_t)> make);
+
+  std::int64_t bytes() const { return bytes_; }
+  Slot take();
+  void give_back(Slot slot);
+  // Frees the pieces that nobody has.
+  void trim();
+  // The greatest number of pieces that were there at once.
+  int most() const { return most_; }
+
+ private:
+  std::int64_t bytes_;
+  std::size_t spare_;
+  std::function<Tensor(std::int64_t)> make_;
+  std::deque<Slot> free_;  // oldest first
+  int count_ = 0;
+  int most_ = 0;
+};
+
+// `elements` of `dtype`, one row, in `memory` from `byte_offset` on.
+Tensor typed_row(const Tensor& memory, std::int64_t byte_offset, DType dtype,
+                 std::int64_t elements);
+
+}  // namespace cohort::parallel
