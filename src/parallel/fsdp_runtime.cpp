@@ -94,15 +94,19 @@ void FSDPRuntime::form_units() {
     if (!unit.root) full = std::max(full, unit.full_bytes);
     gradients = std::max(gradients, unit.gradient_bytes);
   }
-  full_slots_ = std::make_unique<Slots>(full, 0, [](std::int64_t bytes) {
-    const MemoryCategoryScope category(MemoryCategory::parameters);
-    return Tensor::empty({bytes}, {.dtype = u8});
-  });
+  full_slots_ =
+      std::make_unique<Slots>(full, 0, [this](std::int64_t bytes) { return gather_memory(bytes); });
   gradient_slots_ = std::make_unique<Slots>(gradients, 1, [this](std::int64_t bytes) {
     const MemoryCategoryScope category(MemoryCategory::gradients);
     const auto& reducing = shard_group_->size() > 1 ? shard_group_ : group_;
     return reducing->allocate({bytes}, {.dtype = u8});
   });
+}
+
+// Where the ranks share memory, each writes its part straight into the others'.
+Tensor FSDPRuntime::gather_memory(std::int64_t bytes) {
+  const MemoryCategoryScope category(MemoryCategory::parameters);
+  return shard_group_->allocate({bytes}, {.dtype = u8});
 }
 
 // One flat buffer for each dtype and trainability that occurs.
@@ -264,8 +268,7 @@ void FSDPRuntime::start_gather(FSDPUnit& unit) {
   unit.state = FSDPUnit::State::gathering;
   if (unit.full_bytes == 0) return;
   if (unit.root) {
-    const MemoryCategoryScope category(MemoryCategory::parameters);
-    unit.slot = {Tensor::empty({unit.full_bytes}, {.dtype = u8}), {}};
+    unit.slot = {gather_memory(unit.full_bytes), {}};
   } else {
     unit.slot = full_slots_->take();
   }

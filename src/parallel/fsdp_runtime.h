@@ -86,6 +86,7 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   void prefetch_forward(FSDPUnit& unit);
 
   // Gathered memory.
+  Tensor gather_memory(std::int64_t bytes);
   bool may_start(const FSDPUnit& unit) const;
   void start_gather(FSDPUnit& unit);
   void finish_gather(FSDPUnit& unit);
