@@ -2,6 +2,7 @@
 //
 //   train_fashion_mnist --epochs 2
 //   cohort run -n 2 train_fashion_mnist --model cnn --overlap-report
+//   cohort run -n 2 train_fashion_mnist --strategy full_shard --plan
 //
 // and says after each epoch how much of the communication was hidden behind backward.
 
@@ -13,6 +14,7 @@
 #include <cstdio>
 #include <iomanip>
 #include <iostream>
+#include <map>
 #include <numeric>
 #include <string>
 
@@ -25,6 +27,9 @@ struct Options {
   std::string model = "mlp";
   std::string widths = "784-512-256-10";
   std::string optimizer = "adamw";
+  std::string strategy = "ddp";
+  int shard_size = 0;
+  std::int64_t memory_limit = 0;
   int epochs = 6;
   std::int64_t batch_size = 64;
   double lr = 1e-3;
@@ -37,6 +42,13 @@ struct Options {
   bool plan = false;
 };
 
+const std::map<std::string, ShardingStrategy> kSharded = {
+    {"no_shard", ShardingStrategy::no_shard},
+    {"shard_grad_op", ShardingStrategy::shard_grad_op},
+    {"full_shard", ShardingStrategy::full_shard},
+    {"hybrid", ShardingStrategy::hybrid_shard},
+};
+
 void define_options(CLI::App& app, Options& o) {
   app.add_option("--data", o.data, "Folder of the IDX files")->capture_default_str();
   app.add_option("--model", o.model, "mlp or cnn")
@@ -46,6 +58,13 @@ void define_options(CLI::App& app, Options& o) {
   app.add_option("--optimizer", o.optimizer, "adamw or sgd (with momentum 0.9)")
       ->check(CLI::IsMember({"adamw", "sgd"}))
       ->capture_default_str();
+  app.add_option("--strategy", o.strategy,
+                 "ddp; no_shard, shard_grad_op, full_shard or hybrid (FSDP)")
+      ->check(CLI::IsMember({"ddp", "no_shard", "shard_grad_op", "full_shard", "hybrid"}))
+      ->capture_default_str();
+  app.add_option("--shard-size", o.shard_size, "Ranks per shard group (hybrid)");
+  app.add_option("--memory-limit", o.memory_limit, "Bytes that a rank may hold; 0 for no limit")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--epochs", o.epochs)->check(CLI::NonNegativeNumber)->capture_default_str();
   app.add_option("--batch-size", o.batch_size, "Samples per rank and step")
       ->check(CLI::PositiveNumber)
@@ -103,23 +122,27 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Accuracy on the test set, each rank taking every size()-th batch.
-double evaluate(DDP<nn::Sequential>& ddp, const data::FashionMnist& test, comm::ProcessGroup& group,
+// Accuracy on the test set, each rank taking every size()-th batch. All ranks run equally many
+// forwards, because those of FSDP gather parameters; one that has no batch left repeats a sample.
+template <typename Model>
+double evaluate(Model& model, const data::FashionMnist& test, comm::ProcessGroup& group,
                 std::int64_t batch_size) {
   const NoGrad no_grad;
-  ddp.eval();
+  model.eval();
   Totals totals;
   std::vector<std::int64_t> indices;
-  for (std::int64_t first = group.rank() * batch_size; first < test.size();
-       first += group.size() * batch_size) {
-    indices.resize(static_cast<std::size_t>(std::min(batch_size, test.size() - first)));
-    std::iota(indices.begin(), indices.end(), first);
+  for (std::int64_t round = 0; round < test.size(); round += group.size() * batch_size) {
+    const std::int64_t first = round + group.rank() * batch_size;
+    const bool counts = first < test.size();
+    indices.resize(
+        static_cast<std::size_t>(counts ? std::min(batch_size, test.size() - first) : 1));
+    std::iota(indices.begin(), indices.end(), counts ? first : 0);
     const data::Batch batch = test.get(indices);
-    const Tensor logits = ddp(batch.inputs);
-    totals.add(cross_entropy(logits, batch.targets), logits, batch.targets);
+    const Tensor logits = model(batch.inputs);
+    if (counts) totals.add(cross_entropy(logits, batch.targets), logits, batch.targets);
   }
   totals.reduce(group);
-  ddp.train();
+  model.train();
   return totals.correct / totals.samples;
 }
 
@@ -149,63 +172,112 @@ void print_communication(const Totals& totals, std::size_t buckets, double secon
             << buckets << (buckets == 1 ? " bucket" : " buckets") << " per step\n";
 }
 
-int train(const Options& options) {
-  manual_seed(options.seed);
-  const auto group = comm::init_from_env();
-  const bool speaks = group->rank() == 0;
+// Of FSDP: what the group has done since its counters were cleared, and the rank's peak of memory.
+void print_traffic(const comm::ProcessGroup& group, double seconds) {
+  const comm::OperationStats all = group.stats().total();
+  std::cout << std::fixed << std::setprecision(3) << "  communication: " << all.seconds << " s in "
+            << all.count << " collectives (" << std::setprecision(1) << 100 * all.seconds / seconds
+            << " % of the epoch), " << std::setprecision(1)
+            << static_cast<double>(all.logical_bytes) / (1 << 20) << " MiB; peak memory "
+            << static_cast<double>(memory_stats().peak_total) / (1 << 20) << " MiB\n";
+}
+
+// What differs between the strategies.
+void add_step(Totals& totals, const DDP<nn::Sequential>& ddp) {
+  totals.add(ddp.overlap_report());
+}
+void add_step(Totals&, const FSDP<nn::Sequential>&) {}
+
+void print_epoch_communication(const Options& options, const comm::ProcessGroup&,
+                               const Totals& totals, const DDP<nn::Sequential>& ddp,
+                               double seconds) {
+  print_communication(totals, ddp.plan().buckets.size(), seconds);
+  if (options.overlap_report) std::cout << ddp.overlap_report();
+}
+void print_epoch_communication(const Options&, const comm::ProcessGroup& group, const Totals&,
+                               const FSDP<nn::Sequential>&, double seconds) {
+  print_traffic(group, seconds);
+}
+
+void print_plan(const DDP<nn::Sequential>& ddp, const optim::Optimizer& optimizer) {
+  std::cout << ddp.plan(&optimizer);
+}
+void print_plan(const FSDP<nn::Sequential>& fsdp, const optim::Optimizer&) {
+  std::cout << fsdp.plan();
+}
+
+std::unique_ptr<optim::Optimizer> make_optimizer(const Options& options,
+                                                 const std::vector<Tensor>& parameters) {
+  if (options.optimizer == "adamw") {
+    return std::make_unique<optim::AdamW>(parameters, optim::AdamWOptions{.lr = options.lr});
+  }
+  return std::make_unique<optim::SGD>(parameters,
+                                      optim::SGDOptions{.lr = options.lr, .momentum = 0.9});
+}
+
+template <typename Model>
+void train(const Options& options, Model& model, comm::ProcessGroup& group) {
+  const bool speaks = group.rank() == 0;
   const bool flatten = options.model == "mlp";
   auto train_set = std::make_shared<data::FashionMnist>(
       data::FashionMnistOptions{.root = options.data, .flatten = flatten});
   const data::FashionMnist test_set({.root = options.data, .train = false, .flatten = flatten});
-
-  DDP ddp(flatten ? models::make_mlp(options.widths) : models::make_fashion_cnn(), group,
-          {.bucket_cap_mb = options.bucket_cap_mb,
-           .gradient_as_bucket_view = options.bucket_view,
-           .overlap = options.overlap,
-           .reverse_registration = options.reverse_registration,
-           .rebuild_buckets = options.reverse_registration});
-  std::unique_ptr<optim::Optimizer> optimizer;
-  if (options.optimizer == "adamw") {
-    optimizer =
-        std::make_unique<optim::AdamW>(ddp.parameters(), optim::AdamWOptions{.lr = options.lr});
-  } else {
-    optimizer = std::make_unique<optim::SGD>(ddp.parameters(),
-                                             optim::SGDOptions{.lr = options.lr, .momentum = 0.9});
-  }
+  const auto optimizer = make_optimizer(options, model.parameters());
   auto sampler = std::make_shared<data::DistributedSampler>(
       train_set->size(),
       data::DistributedSamplerOptions{
-          .num_replicas = group->size(), .rank = group->rank(), .seed = options.seed});
+          .num_replicas = group.size(), .rank = group.rank(), .seed = options.seed});
   data::DataLoader loader(train_set, {.batch_size = options.batch_size, .sampler = sampler});
-  if (speaks && options.plan) std::cout << ddp.plan(optimizer.get());
+  if (speaks && options.plan) print_plan(model, *optimizer);
 
   for (int epoch = 0; epoch < options.epochs; ++epoch) {
     const Clock::time_point start = Clock::now();
+    group.reset_stats();
     Totals totals;
     std::int64_t step = 0;
     for (auto& batch : loader) {
-      const Tensor logits = ddp(batch.inputs);
+      const Tensor logits = model(batch.inputs);
       const Tensor loss = cross_entropy(logits, batch.targets);
       optimizer->zero_grad();
       loss.backward();
       optimizer->step();
       totals.add(loss, logits, batch.targets);
-      totals.add(ddp.overlap_report());
+      add_step(totals, model);
       ++step;
       if (speaks && isatty(STDERR_FILENO) != 0 && (step % 20 == 0 || step == loader.size())) {
         print_progress(epoch, step, loader.size(), loss.item());
       }
     }
     const double seconds = seconds_since(start);
-    totals.reduce(*group);
-    const double accuracy = evaluate(ddp, test_set, *group, options.batch_size);
+    totals.reduce(group);
+    const double accuracy = evaluate(model, test_set, group, options.batch_size);
     if (!speaks) continue;
     print_epoch(options, epoch, totals, accuracy, seconds);
-    if (group->size() > 1) {
-      print_communication(totals, ddp.plan().buckets.size(), seconds);
-      if (options.overlap_report) std::cout << ddp.overlap_report();
-    }
+    if (group.size() > 1) print_epoch_communication(options, group, totals, model, seconds);
     std::cout.flush();
+  }
+}
+
+int run(const Options& options) {
+  manual_seed(options.seed);
+  Context::current().runtime()->allocator(Device::cpu())->set_limit(options.memory_limit);
+  const auto group = comm::init_from_env();
+  auto net = options.model == "mlp" ? models::make_mlp(options.widths) : models::make_fashion_cnn();
+  if (options.strategy == "ddp") {
+    DDP ddp(std::move(net), group,
+            {.bucket_cap_mb = options.bucket_cap_mb,
+             .gradient_as_bucket_view = options.bucket_view,
+             .overlap = options.overlap,
+             .reverse_registration = options.reverse_registration,
+             .rebuild_buckets = options.reverse_registration});
+    train(options, ddp, *group);
+  } else {
+    FSDP fsdp(std::move(net), group,
+              {.sharding_strategy = kSharded.at(options.strategy),
+               .auto_wrap_policy = wrap::by_type<nn::Linear, nn::Conv2d>(),
+               .sync_module_states = true,
+               .shard_size = options.shard_size});
+    train(options, fsdp, *group);
   }
   return 0;
 }
@@ -217,5 +289,5 @@ int main(int argc, char** argv) {
   CLI::App app("Trains a classifier on Fashion-MNIST");
   define_options(app, options);
   CLI11_PARSE(app, argc, argv);
-  return comm::run_main(argc, argv, [&](int, char**) { return train(options); });
+  return comm::run_main(argc, argv, [&](int, char**) { return run(options); });
 }
