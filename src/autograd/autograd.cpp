@@ -104,6 +104,13 @@ std::uint64_t current_backward() {
   return task != nullptr ? task->id() : 0;
 }
 
+void when_backward_has_left(std::uint64_t begin, std::uint64_t end, std::function<void()> done) {
+  GraphTask* task = Context::current().graph_task;
+  check<AutogradError>(task != nullptr,
+                       "[when_backward_has_left] no backward is running in this thread");
+  task->watch(begin, end, std::move(done));
+}
+
 const std::string& grad_manager(const Tensor& leaf) {
   static const std::string none;
   const AutogradMeta* meta = AutogradMeta::of(leaf);

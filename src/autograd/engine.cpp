@@ -302,9 +302,34 @@ void GraphTask::run_node(Progress& progress) {
     }
   }
   progress.grads.clear();
+  progress.ran = true;
   for (const Edge& edge : node.edges()) {
     if (edge.node) arrive(*edge.node->progress);
   }
+  if (!spans_.empty()) count_down(node);
+}
+
+void GraphTask::watch(std::uint64_t begin, std::uint64_t end, std::function<void()> done) {
+  const auto left =
+      std::count_if(progress_.begin(), progress_.end(), [&](const Progress& progress) {
+        const std::uint64_t number = progress.node->sequence();
+        return !progress.ran && !progress.node->edges().empty() && number >= begin && number < end;
+      });
+  if (left == 0) {
+    done();
+  } else {
+    spans_.push_back({begin, end, static_cast<int>(left), std::move(done)});
+  }
+}
+
+void GraphTask::count_down(const Node& node) {
+  std::vector<std::function<void()>> over;
+  for (Span& span : spans_) {
+    if (node.sequence() < span.begin || node.sequence() >= span.end) continue;
+    if (--span.left == 0) over.push_back(std::move(span.done));
+  }
+  std::erase_if(spans_, [](const Span& span) { return span.left == 0; });
+  for (const auto& done : over) done();
 }
 
 void GraphTask::capture(const Progress& progress) {

@@ -20,6 +20,7 @@ struct Progress {
   int incoming = 0;           // edges into the node
   int pending = 0;            // of those, the ones whose gradient has not come
   bool needed = true;         // whether a wanted input lies behind it
+  bool ran = false;
   bool written = false;       // the leaf's gradient was written in place by the node before it
   std::vector<Tensor> grads;  // sum so far, by output
 };
@@ -41,6 +42,8 @@ struct GraphTask {
   std::uint64_t id() const { return id_; }
   // True for backward(), false for grad().
   bool accumulates() const { return accumulate_; }
+  // when_backward_has_left().
+  void watch(std::uint64_t begin, std::uint64_t end, std::function<void()> done);
   // Whether the node is part of it.
   bool owns(const Node& node) const;
 
@@ -61,6 +64,7 @@ struct GraphTask {
   void run_ready();
   void run_node(Progress& progress);
   void run_leaf(Progress& progress, AccumulateGrad& leaf);
+  void count_down(const Node& node);
   void capture(const Progress& progress);
   void apply_output_hooks(Progress& progress);
   // Adds `gradient` (may be undefined) to what has come for one output of a node.
@@ -69,7 +73,16 @@ struct GraphTask {
   void finish_callbacks();
   Progress& claim(Node& node);
 
+  // Operations that were recorded between two points, while some have not run.
+  struct Span {
+    std::uint64_t begin;
+    std::uint64_t end;
+    int left;
+    std::function<void()> done;
+  };
+
   BackwardOptions options_;
+  std::vector<Span> spans_;
   std::uint64_t id_ = 0;
   bool accumulate_ = true;
   std::deque<Progress> progress_;

@@ -157,6 +157,17 @@ Tensor FlatParameter::end_backward(const std::vector<bool>& arrived) {
   return std::exchange(gradient_, {});
 }
 
+void FlatParameter::abandon_backward() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Tensor parameter = parameters_[i].tensor;
+    if (!parameter.requires_grad()) continue;
+    parameter.set_grad({});
+    set_grad_destination(parameter, {});
+    kept_[i] = {};
+  }
+  gradient_ = {};
+}
+
 void FlatParameter::take_gradient(const Tensor& row, const std::vector<bool>& used) {
   const NoGrad no_grad;
   Tensor own = row;

@@ -70,6 +70,8 @@ class FlatParameter {
   // After the last gradient: the flat gradient, padding and missing ones zero. The parameters have
   // no gradient from here on, until take_gradient() or the next begin_backward().
   Tensor end_backward(const std::vector<bool>& arrived);
+  // Instead, after a failure, wherever it came: the parameters have no gradient.
+  void abandon_backward();
   // At rest: `row`, this rank's part of the reduced gradient, is added to the gradients that the
   // parameters had before this backward. Parameters that are not `used` keep what they had.
   void take_gradient(const Tensor& row, const std::vector<bool>& used);

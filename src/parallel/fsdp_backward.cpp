@@ -33,21 +33,18 @@ void FSDPRuntime::arm() {
                  [self](const std::exception_ptr& error) { self->fail(error); });
 }
 
-void FSDPRuntime::enter_backward(FSDPUnit& unit, const std::shared_ptr<FSDPCall>& call) {
+void FSDPRuntime::enter_backward(FSDPUnit& unit, const FSDPCall& call) {
   arm();
   if (!unit.in_backward) begin_unit_backward(unit);
-  if (call->has_inputs && !call->entered) {
-    call->entered = true;
-    ++unit.open_calls;
-  }
+  ++unit.open_calls;
   if (options_.backward_prefetch == BackwardPrefetch::pre) prefetch_backward(unit);
-}
-
-void FSDPRuntime::leave_backward(FSDPUnit& unit, const std::shared_ptr<FSDPCall>& call) {
-  if (!call->entered) return;
-  call->entered = false;
-  --unit.open_calls;
-  end_if_complete(unit);
+  const std::weak_ptr<FSDPRuntime> weak = weak_from_this();
+  when_backward_has_left(call.begin, call.end, [weak, &unit, backward = backward_] {
+    const auto self = weak.lock();
+    if (!self || self->backward_ != backward) return;
+    --unit.open_calls;
+    self->end_if_complete(unit);
+  });
 }
 
 void FSDPRuntime::begin_unit_backward(FSDPUnit& unit) {
@@ -211,10 +208,8 @@ void FSDPRuntime::fail(const std::exception_ptr& error) {
     if (group && group->size() > 1) group->abort(text);
   }
   for (FSDPUnit& unit : units_) {
-    if (unit.in_backward && accumulating_) {
-      for (FSDPUnit::Flat& flat : unit.flats) {
-        if (flat.parameter->trained()) flat.parameter->end_backward(flat.used);
-      }
+    if (accumulating_) {
+      for (FSDPUnit::Flat& flat : unit.flats) flat.parameter->abandon_backward();
     }
     unit.in_backward = false;
     unit.open_calls = 0;

@@ -79,7 +79,7 @@ void FSDPRuntime::form_groups() {
 void FSDPRuntime::form_units() {
   std::vector<UnitPlan> plans =
       cut_into_units(module_, options_.auto_wrap_policy, options_.ignored_parameters);
-  if (options_.auto_wrap_policy.decide && plans.size() == 1) {
+  if (options_.auto_wrap_policy.decide && plans.size() == 1 && group_->rank() == 0) {
     logging::warn(str("[FSDP] the policy ", options_.auto_wrap_policy.text,
                       " takes no module; the whole model is one unit"));
   }
@@ -220,22 +220,19 @@ void FSDPRuntime::cast_inputs(const FSDPUnit& unit, std::span<Tensor> inputs) co
 void FSDPRuntime::before_forward(FSDPUnit& unit, std::span<Tensor> inputs) {
   if (depth_ == 0) begin_forward();
   ++depth_;
-  auto call = std::make_shared<FSDPCall>();
-  calls_.push_back(call);
   ++unit.running;
   forward_order_.push_back(&unit);
   cast_inputs(unit, inputs);
   start_gather(unit);
   finish_gather(unit);
   if (options_.forward_prefetch) prefetch_forward(unit);
-  call->has_inputs = put_boundary(inputs, [weak = weak_from_this(), &unit, call] {
-    if (const auto self = weak.lock()) self->leave_backward(unit, call);
-  });
+  calls_.push_back({.begin = Context::current().next_node});
 }
 
 void FSDPRuntime::after_forward(FSDPUnit& unit, std::span<Tensor> outputs) {
-  const std::shared_ptr<FSDPCall> call = calls_.back();
+  FSDPCall call = calls_.back();
   calls_.pop_back();
+  call.end = Context::current().next_node;
   put_boundary(outputs, [weak = weak_from_this(), &unit, call] {
     if (const auto self = weak.lock()) self->enter_backward(unit, call);
   });

@@ -93,8 +93,7 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   void reshard(FSDPUnit& unit);
 
   // Backward.
-  void enter_backward(FSDPUnit& unit, const std::shared_ptr<FSDPCall>& call);
-  void leave_backward(FSDPUnit& unit, const std::shared_ptr<FSDPCall>& call);
+  void enter_backward(FSDPUnit& unit, const FSDPCall& call);
   void arm();
   void begin_unit_backward(FSDPUnit& unit);
   void on_gradient(FSDPUnit& unit, FSDPUnit::Flat& flat, std::size_t parameter);
@@ -118,7 +117,7 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
 
   bool sync_ = true;
   int depth_ = 0;                                 // of nested forwards
-  std::vector<std::shared_ptr<FSDPCall>> calls_;  // that have begun and not ended, inner last
+  std::vector<FSDPCall> calls_;  // that have begun and not ended, inner last
   std::vector<FSDPUnit*> forward_order_;          // of the running step
   std::vector<FSDPUnit*> last_order_;             // of the one before
   std::size_t cursor_ = 0;                        // in forward_order_: backward has come to it

@@ -52,10 +52,10 @@ struct FSDPUnit {
   std::string label() const { return root ? std::string("root") : name; }
 };
 
-// One call of a unit's forward, as its backward sees it.
+// One call of a unit's forward: the numbers of the operations that it recorded.
 struct FSDPCall {
-  bool has_inputs = false;  // an input takes part in the graph: its boundary ends the backward
-  bool entered = false;
+  std::uint64_t begin = 0;
+  std::uint64_t end = 0;
 };
 
 // Cuts a model into units. Parameters that several units use (tied ones) belong to the deepest unit

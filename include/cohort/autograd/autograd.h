@@ -87,6 +87,11 @@ bool backward_reaches(const Tensor& leaf);
 // backward of the thread's context has; 0 outside one.
 std::uint64_t current_backward();
 
+// Calls `done` once, when the backward that is running in this thread has run all of its operations
+// with numbers in [begin, end), by Context::next_node: those that were recorded between two points
+// of forward. At once when there is none left. AutogradError outside a backward.
+void when_backward_has_left(std::uint64_t begin, std::uint64_t end, std::function<void()> done);
+
 // Names what manages the leaf's gradient ("DDP"), of which there can be one at a time; an empty
 // name ends it. AutogradError when another manager is named already.
 void set_grad_manager(const Tensor& leaf, const std::string& manager);
