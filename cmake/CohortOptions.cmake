@@ -13,6 +13,8 @@ cohort_tristate(COHORT_NCCL "Collectives between GPUs; needs COHORT_CUDA")
 cohort_tristate(COHORT_ZLIB "Reading of gzip-compressed data files")
 
 option(COHORT_BUILD_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
+set(COHORT_TEST_LAYERS core backend ops autograd nn optim data comm parallel profile tools CACHE
+  STRING "The layers whose tests are built")
 option(COHORT_BUILD_EXAMPLES "Build the example programs" ${PROJECT_IS_TOP_LEVEL})
 option(COHORT_BUILD_BENCHMARKS "Build the micro-benchmarks of tests/bench" OFF)
 option(COHORT_WERROR "Treat warnings as errors" OFF)

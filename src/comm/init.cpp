@@ -7,6 +7,7 @@
 #include "cohort/comm/rendezvous.h"
 #include "cohort/core/context.h"
 #include "cohort/core/error.h"
+#include "cohort/core/logging.h"
 #include "comm/nccl/nccl_transport.h"
 #include "comm/shm/process_link.h"
 #include "comm/shm/shm_transport.h"
@@ -71,6 +72,7 @@ std::shared_ptr<ProcessGroup> init_from_env(const InitOptions& options) {
         "[init] there is no backend '", options.backend, "'; choose auto, shm or nccl");
   const LaunchEnv env = options.environment ? LaunchEnv::from_environment(options.environment)
                                             : LaunchEnv::from_environment();
+  logging::debug(str("[init] rank ", env.rank, " of ", env.world_size));
   Context::current().runtime()->set_rank(env.rank);
   reseed_for_rank();
   if (options.backend == "nccl") return init_gpus(env, options.timeout);

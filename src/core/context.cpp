@@ -14,19 +14,21 @@ namespace {
 thread_local Context* current_context = nullptr;
 
 std::shared_ptr<Runtime> process_runtime() {
-  static const std::shared_ptr<Runtime> instance = [] {
-    RuntimeOptions options;
-    const char* cache = std::getenv("COHORT_ALLOCATOR_CACHE");
-    options.cache_memory = cache == nullptr || std::string_view(cache) != "0";
-    return Runtime::make(options);
-  }();
+  static const std::shared_ptr<Runtime> instance = Runtime::make({});
   return instance;
+}
+
+// With COHORT_ALLOCATOR_CACHE=0 no runtime caches memory.
+RuntimeOptions with_environment(RuntimeOptions options) {
+  const char* cache = std::getenv("COHORT_ALLOCATOR_CACHE");
+  if (cache != nullptr && std::string_view(cache) == "0") options.cache_memory = false;
+  return options;
 }
 
 }  // namespace
 
 std::shared_ptr<Runtime> Runtime::make(const RuntimeOptions& options) {
-  return std::shared_ptr<Runtime>(new Runtime(options));
+  return std::shared_ptr<Runtime>(new Runtime(with_environment(options)));
 }
 
 Runtime::Runtime(const RuntimeOptions& options)

@@ -5,9 +5,12 @@
 
 #include <cstdlib>
 #include <memory>
+#include <string_view>
 
 namespace cohort::logging {
 namespace {
+
+constexpr const char* kLevels = "trace, debug, info, warn, error, off";
 
 spdlog::level::level_enum to_spdlog(Level level) {
   switch (level) {
@@ -30,11 +33,20 @@ spdlog::logger& logger() {
   static const std::shared_ptr<spdlog::logger> instance = [] {
     auto made = std::make_shared<spdlog::logger>("cohort",
                                                  std::make_shared<spdlog::sinks::stderr_sink_mt>());
-    const char* level = std::getenv("COHORT_LOG");
-    made->set_level(level ? spdlog::level::from_str(level) : spdlog::level::warn);
     const char* rank = std::getenv("RANK");
     made->set_pattern(rank ? std::string("[%H:%M:%S.%e] [cohort] [rank ") + rank + "] [%l] %v"
                            : "[%H:%M:%S.%e] [cohort] [%l] %v");
+    made->set_level(spdlog::level::warn);
+    if (const char* level = std::getenv("COHORT_LOG")) {
+      // An unknown word is `off` to spdlog.
+      const spdlog::level::level_enum known = spdlog::level::from_str(level);
+      if (known != spdlog::level::off || std::string_view(level) == "off") {
+        made->set_level(known);
+      } else {
+        made->warn("COHORT_LOG is '{}', which is no level; it stays at warn. Levels: {}", level,
+                   kLevels);
+      }
+    }
     return made;
   }();
   return *instance;

@@ -28,6 +28,8 @@ namespace {
 // A descendant may hang in the kernel (a dead network disk); the keeper does not wait for it for
 // ever.
 constexpr Milliseconds kKillTimeout{5'000};
+// From closing its files to being a zombie, a process needs no more than its turn on a core.
+constexpr Milliseconds kEndingTimeout{200};
 
 std::vector<char*> pointers(std::vector<std::string>& strings) {
   std::vector<char*> result;
@@ -133,7 +135,19 @@ class KeeperProcess {
 
   void reap_now() {
     std::vector<std::pair<pid_t, int>> ended;
-    reap([&](pid_t pid, int status) { ended.emplace_back(pid, status); });
+    const auto collect = [&] {
+      reap([&](pid_t pid, int status) { ended.emplace_back(pid, status); });
+    };
+    collect();
+    // The kernel closes a dying rank's connections a moment before it can be reaped, and a peer
+    // that noticed may be out first.
+    const Deadline deadline = Deadline::after(kEndingTimeout);
+    for (const pid_t pid : ranks_) {
+      if (ended.empty() || pid <= 0 || !is_ending(pid)) continue;
+      const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+      if (process) comm::poll_for(process.get(), POLLIN, deadline);
+    }
+    collect();
     // Of those that are found together, one that crashed came before those that noticed it.
     std::stable_sort(ended.begin(), ended.end(), [](const auto& a, const auto& b) {
       return WIFSIGNALED(a.second) && !WIFSIGNALED(b.second);

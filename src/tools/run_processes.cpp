@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -16,17 +17,27 @@
 namespace cohort::tools {
 namespace {
 
-// The parent of a process, from /proc/<pid>/stat: "pid (any name) state parent ...". 0 when
-// unknown.
-pid_t parent_of(const char* pid) {
+// Of /proc/<pid>/stat: "pid (any name) state parent group session terminal its-group flags ...".
+// All zero when unknown.
+struct ProcessStat {
+  pid_t parent = 0;
+  unsigned flags = 0;
+};
+
+ProcessStat stat_of(const std::string& pid) {
   std::array<char, 512> text{};
-  const std::string path = std::string("/proc/") + pid + "/stat";
+  const std::string path = "/proc/" + pid + "/stat";
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return 0;
+  if (fd < 0) return {};
   const ssize_t got = ::read(fd, text.data(), text.size() - 1);
   ::close(fd);
   const char* name_end = got > 0 ? std::strrchr(text.data(), ')') : nullptr;
-  return name_end && std::strlen(name_end) > 4 ? std::atoi(name_end + 4) : 0;
+  ProcessStat stat;
+  if (name_end == nullptr ||
+      std::sscanf(name_end, ") %*c %d %*d %*d %*d %*d %u", &stat.parent, &stat.flags) != 2) {
+    return {};
+  }
+  return stat;
 }
 
 void kill_children() {
@@ -35,7 +46,7 @@ void kill_children() {
   const pid_t self = ::getpid();
   while (const dirent* entry = ::readdir(processes.get())) {
     if (entry->d_name[0] < '1' || entry->d_name[0] > '9') continue;
-    if (parent_of(entry->d_name) == self) ::kill(std::atoi(entry->d_name), SIGKILL);
+    if (stat_of(entry->d_name).parent == self) ::kill(std::atoi(entry->d_name), SIGKILL);
   }
 }
 
@@ -51,6 +62,11 @@ bool reap(const std::function<void(pid_t, int)>& reaped) {
       return pid == 0;
     }
   }
+}
+
+bool is_ending(pid_t pid) {
+  constexpr unsigned kExiting = 4;  // PF_EXITING of the kernel
+  return (stat_of(std::to_string(pid)).flags & kExiting) != 0;
 }
 
 bool kill_descendants(Deadline deadline, const std::function<void(pid_t, int)>& reaped) {

@@ -14,6 +14,9 @@ namespace cohort::tools {
 // after it may have been given to another. False when the deadline passed first.
 bool kill_descendants(Deadline deadline, const std::function<void(pid_t, int)>& reaped);
 
+// Whether a process is on its way out, or a zombie: it may have closed its files already.
+bool is_ending(pid_t pid);
+
 // Reaps children that have ended, without waiting. True while there are children left.
 bool reap(const std::function<void(pid_t, int)>& reaped);
 

@@ -6,6 +6,7 @@
 #include <functional>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "cohort/comm/local_world.h"
@@ -37,6 +38,18 @@ double as_number(T value) {
   } else {
     return static_cast<double>(static_cast<float>(value));
   }
+}
+
+// `value(i)` for functions that repeat after 165 elements: those of rank_value, and of i modulo 3,
+// 5 or 11. One period is computed now, so that large tensors cost a look-up per element.
+template <typename Value>
+auto periodic(Value value) {
+  constexpr std::int64_t kPeriod = 3 * 5 * 11;
+  std::vector<decltype(value(0))> table;
+  for (std::int64_t i = 0; i < kPeriod; ++i) table.push_back(value(i));
+  return [table = std::move(table)](std::int64_t i) {
+    return table[static_cast<std::size_t>(i % kPeriod)];
+  };
 }
 
 // Sets element i to value(i).

@@ -269,7 +269,7 @@ TEST(SymmetricMemory, OutlivesItsGroup) {
 TEST(SymmetricMemory, ThatDoesNotFitIsAnErrorOnAllRanksAndHarmsNothing) {
   LocalWorld(2).run([](const Group& group) {
     EXPECT_THAT(message_of<OutOfMemory>([&] { group->allocate({std::int64_t{1} << 44}); }),
-                HasSubstr("symmetric memory"));
+                AllOf(HasSubstr("symmetric memory"), HasSubstr("; ranks 0, 1 failed")));
     EXPECT_THROW(group->allocate({std::int64_t{1} << 60}), OutOfMemory);
     EXPECT_EQ(group->failure(), nullptr);
     const Tensor tensor = group->allocate({100});

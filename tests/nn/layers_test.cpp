@@ -214,6 +214,19 @@ TEST(Sequential, RunsLayersInOrderUnderTheirNumbers) {
   EXPECT_THROW(net[4], InvalidArgument);
 }
 
+TEST(Sequential, IsMadeFromBracesOrArgumentsAndMovedIntoASharedPointer) {
+  Sequential braces = {Linear(4, 3), ReLU()};
+  const auto moved = std::make_shared<Sequential>(std::move(braces));
+  const auto arguments = std::make_shared<Sequential>(Linear(4, 3), ReLU());
+  for (const auto& net : {moved, arguments}) {
+    EXPECT_EQ(net->size(), 2u);
+    EXPECT_EQ(net->named_parameters().front().name, "0.weight");
+  }
+  EXPECT_EQ(Sequential{std::make_shared<ReLU>()}.size(), 1u);
+  static_assert(!std::is_constructible_v<Sequential, int>);
+  static_assert(!std::is_constructible_v<Sequential, Linear&>, "a layer is moved in, not copied");
+}
+
 TEST(Sequential, RunsTheHooksOfItsLayers) {
   Sequential net{ReLU(), Tanh()};
   int runs = 0;

@@ -26,7 +26,7 @@ struct RuntimeOptions {
   // Non-zero: worker streams sleep random times before tasks (WorkerStreamOptions::delay_seed).
   std::uint64_t delay_seed = 0;
   // False: freed memory goes straight back to the system, so that sanitizers see a use after free.
-  // The process's own runtime takes it from COHORT_ALLOCATOR_CACHE (0 or 1).
+  // COHORT_ALLOCATOR_CACHE=0 in the environment is false for all runtimes.
   bool cache_memory = true;
   // Bytes that may be live on the CPU; 0 for no limit.
   std::int64_t memory_limit = 0;

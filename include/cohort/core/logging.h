@@ -5,7 +5,8 @@
 namespace cohort::logging {
 
 // Severity of a log line. The level comes from COHORT_LOG (trace, debug, info, warn, error, off);
-// the default is warn. Lines go to standard error with time, level and rank.
+// the default is warn, which also stays, with a warning, when the word is unknown. Lines go to
+// standard error with time, level and rank.
 enum class Level { trace, debug, info, warn, error };
 
 // Thread-safe.

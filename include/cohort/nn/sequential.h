@@ -12,18 +12,26 @@
 
 namespace cohort::nn {
 
+// What a Sequential is made of: a layer, moved in, or a shared_ptr to one.
+template <typename T>
+concept LayerArgument =
+    std::derived_from<T, Layer> || std::convertible_to<T, std::shared_ptr<Layer>>;
+
 // Layers applied one after the other, named "0", "1", … Takes layers by value or by shared_ptr:
 //
 //   nn::Sequential net{nn::Linear(784, 256), nn::ReLU(), nn::Linear(256, 10)};
+//   auto shared = std::make_shared<nn::Sequential>(std::move(net));  // as DDP takes it
 //
 // Braces make the layers, and let them draw their random numbers, from left to right; between
-// parentheses C++ leaves the order open.
+// parentheses (std::make_shared<nn::Sequential>(nn::Linear(4, 3), nn::ReLU())) C++ leaves the order
+// open.
 class Sequential : public Layer {
  public:
   Sequential() = default;
-  template <typename First, typename... Rest>
-  requires(sizeof...(Rest) > 0 || !std::same_as<std::remove_cvref_t<First>, Sequential>)  // NOLINT
-      explicit Sequential(First&& first, Rest&&... rest) {
+  // One Sequential alone is moved, not made the first layer.
+  template <LayerArgument First, LayerArgument... Rest>
+  requires(sizeof...(Rest) > 0 || !std::same_as<First, Sequential>)  // NOLINT
+      explicit(sizeof...(Rest) == 0) Sequential(First&& first, Rest&&... rest) {
     push_back(std::forward<First>(first));
     (push_back(std::forward<Rest>(rest)), ...);
   }

@@ -27,14 +27,6 @@ bool is_pair(const Call& call) {
   return call.operation == Operation::send || call.operation == Operation::recv;
 }
 
-std::string list(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  }
-  return text;
-}
-
 constexpr std::uint32_t unwinding(int rank) {
   return FailureRecord::text_follows + static_cast<std::uint32_t>(rank);
 }
@@ -53,6 +45,14 @@ const char* hint(FailureRecord::Kind kind) {
 }
 
 }  // namespace
+
+std::string named(const std::vector<int>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  }
+  return text;
+}
 
 Member::Member(std::shared_ptr<Mapping> segment, std::shared_ptr<Link> link,
                std::shared_ptr<Family> family, std::vector<int> family_ranks, int rank,
@@ -179,7 +179,7 @@ void Member::time_out(const std::vector<int>& awaited) {
   std::string where;
   for (const int peer : missing) where += (where.empty() ? "" : ", ") + describe_whereabouts(peer);
   fail(FailureRecord::timeout, missing.front(),
-       str(list(missing), missing.size() == 1 ? " was" : " were", " missing after ",
+       str(named(missing), missing.size() == 1 ? " was" : " were", " missing after ",
            call_->timeout.count(), " ms of ", describe(*call_), " on rank ", rank_, "; ", where,
            "; before that, all ",
            previous_sequence_ == 0

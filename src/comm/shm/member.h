@@ -14,6 +14,9 @@
 
 namespace cohort::comm::shm {
 
+// For messages: "rank 3", "ranks 0, 1".
+std::string named(const std::vector<int>& ranks);
+
 // One rank's part in a group: its steps, its waits for the others, and how all learn of a failure.
 //
 // Collectives are sequences of steps that are the same on all ranks. publish() says that this rank

@@ -174,26 +174,22 @@ void ShmTransport::meet() {
 }
 
 void ShmTransport::report_mismatch() {
-  std::map<std::uint64_t, std::string> ranks_by_hash;
+  std::map<std::uint64_t, std::vector<int>> ranks_by_hash;
   std::vector<std::uint64_t> order;
   for (int r = 0; r < size(); ++r) {
-    std::string& ranks = ranks_by_hash[record(r).hash];
+    std::vector<int>& ranks = ranks_by_hash[record(r).hash];
     if (ranks.empty()) order.push_back(record(r).hash);
-    ranks += (ranks.empty() ? "" : ", ") + std::to_string(r);
+    ranks.push_back(r);
   }
   std::string reason;
   bool same_text = true;
   std::string first_text;
   for (const std::uint64_t hash : order) {
-    int example = 0;
-    while (record(example).hash != hash) ++example;
-    const std::string text = describe(record(example));
+    const std::vector<int>& ranks = ranks_by_hash[hash];
+    const std::string text = describe(record(ranks.front()));
     if (first_text.empty()) first_text = text;
     same_text = same_text && text == first_text;
-    const std::string& ranks = ranks_by_hash[hash];
-    reason +=
-        str(reason.empty() ? "" : "; ", ranks.find(',') == std::string::npos ? "rank " : "ranks ",
-            ranks, " called ", text);
+    reason += str(reason.empty() ? "" : "; ", named(ranks), " called ", text);
   }
   if (same_text) reason += ", with different counts per rank";
   member_->fail(FailureRecord::mismatch, rank(), reason);
@@ -277,15 +273,15 @@ std::uint32_t ShmTransport::reserve_block(std::size_t bytes, std::size_t slice) 
   }
   member_->slot(rank()).failed_allocation.store(trouble.empty() ? 0 : 1, std::memory_order_relaxed);
   finish();
-  std::string failed;
+  std::vector<int> failed;
   for (int r = 0; r < size(); ++r) {
     if (member_->slot(r).failed_allocation.load(std::memory_order_relaxed) != 0) {
-      failed += (failed.empty() ? "" : ", ") + std::to_string(r);
+      failed.push_back(r);
     }
   }
   if (segment) segment->close_file();
   check<OutOfMemory>(failed.empty(), "[allocate] no ", bytes,
-                     " bytes of symmetric memory for each of ", size(), " ranks; rank ", failed,
+                     " bytes of symmetric memory for each of ", size(), " ranks; ", named(failed),
                      " failed", trouble.empty() ? "" : ": ", trouble, " (rank ", rank(),
                      ", group '", member_->group(), "')");
   segment->prefault();

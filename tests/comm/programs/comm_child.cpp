@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <fstream>
 #include <functional>
 #include <map>
 #include <string>
@@ -75,8 +76,12 @@ void throwing_loader(const Group& group) {
 
 void little_memory(const Group& group) {
   if (group->rank() == 1) {
-    // No room to map another GiB: the limit of address space is what a process can set itself.
-    const rlimit limit{.rlim_cur = rlim_t{1} << 30, .rlim_max = rlim_t{1} << 30};
+    // No room to map another GiB: the limit of address space is what a process can set itself. What
+    // is mapped already counts (a sanitizer's shadow is terabytes).
+    std::int64_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    const auto bytes = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE)) + (rlim_t{1} << 30);
+    const rlimit limit{.rlim_cur = bytes, .rlim_max = bytes};
     setrlimit(RLIMIT_AS, &limit);
   }
   try {
