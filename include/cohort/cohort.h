@@ -17,3 +17,4 @@
 #include "cohort/ops/ops.h"
 #include "cohort/optim/optim.h"
 #include "cohort/parallel/ddp.h"
+#include "cohort/parallel/replica_check.h"
