@@ -49,7 +49,7 @@ ProcessGroup::~ProcessGroup() {
   } else if (impl_->runtime()->keep_until_failure(impl_)) {
     impl_->transport().abort_text_follows();
   } else {
-    impl_->transport().abort("an exception left the scope of its group");
+    impl_->rank_failed("an exception left the scope of its group");
   }
 }
 

@@ -344,6 +344,17 @@ TEST(FlightRecord, SummaryTellsWhereTheRankIs) {
                     HasSubstr(" s ago")));
 }
 
+TEST(SignatureCheck, CanBeLeftOutForMeasuring) {
+  LocalWorld(2, {.timeout = Milliseconds(60'000),
+                 .flight_recorder = FlightRecorderOptions{.check_signatures = false}})
+      .run([](const Group& group) {
+        const Tensor one = Tensor::ones({1});
+        const char* owner = group->rank() == 0 ? "bucket 0" : "bucket 1";
+        group->all_reduce(one, ReduceOp::sum, {.owner = owner}).wait();
+        EXPECT_EQ(one.item(), 2);
+      });
+}
+
 struct Variable {
   const char* name;
   const char* value;

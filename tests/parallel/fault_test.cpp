@@ -111,9 +111,9 @@ class Faults : public testing::TestWithParam<const char*> {
 };
 
 // Ranks that call different things: all of them end, and the trace says who parted.
-class Parted : public Faults {};
+class PartedFault : public Faults {};
 
-TEST_P(Parted, RankIsNamedByAllAndByTheTrace) {
+TEST_P(PartedFault, RankIsNamedByAllAndByTheTrace) {
   for_each_seed([](const Fault& fault) {
     FaultJob job(fault, fault.kind, kMinute);
     bool anybody_saw_it = false;
@@ -132,12 +132,13 @@ TEST_P(Parted, RankIsNamedByAllAndByTheTrace) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(By, Parted, testing::Values("skip", "extra", "dtype", "size", "order"),
+INSTANTIATE_TEST_SUITE_P(By, PartedFault,
+                         testing::Values("skip", "extra", "dtype", "size", "order"),
                          [](const auto& info) { return std::string(info.param); });
 
-class Thrown : public Faults {};
+class ThrownFault : public Faults {};
 
-TEST_P(Thrown, ExceptionReachesAllRanksWithItsText) {
+TEST_P(ThrownFault, ExceptionReachesAllRanksWithItsText) {
   for_each_seed([](const Fault& fault) {
     FaultJob job(fault, fault.kind, kMinute);
     const auto victim = static_cast<std::size_t>(fault.victim);
@@ -153,12 +154,12 @@ TEST_P(Thrown, ExceptionReachesAllRanksWithItsText) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(By, Thrown, testing::Values("throw"),
+INSTANTIATE_TEST_SUITE_P(By, ThrownFault, testing::Values("throw"),
                          [](const auto& info) { return std::string(info.param); });
 
-class Signalled : public Faults {};
+class SignalledFault : public Faults {};
 
-TEST_P(Signalled, RankIsNamedByAllOthers) {
+TEST_P(SignalledFault, RankIsNamedByAllOthers) {
   const bool kills = std::string(GetParam()) == "kill";
   for_each_seed([&](const Fault& fault) {
     FaultJob job(fault, "none", kills ? kMinute : Milliseconds(2'000));
@@ -186,7 +187,7 @@ TEST_P(Signalled, RankIsNamedByAllOthers) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(By, Signalled, testing::Values("kill", "stop"),
+INSTANTIATE_TEST_SUITE_P(By, SignalledFault, testing::Values("kill", "stop"),
                          [](const auto& info) { return std::string(info.param); });
 
 // Stopped and resumed within the deadline: the training goes on to its end.
@@ -202,16 +203,16 @@ void pause_a_rank(const Fault& fault, std::chrono::milliseconds pause) {
   }
 }
 
-class Paused : public Faults {};
+class PausedFault : public Faults {};
 
-TEST_P(Paused, RankCostsOnlyTime) {
+TEST_P(PausedFault, RankCostsOnlyTime) {
   for_each_seed([](const Fault& fault) { pause_a_rank(fault, Milliseconds(300)); });
 }
 
-INSTANTIATE_TEST_SUITE_P(By, Paused, testing::Values("pause"),
+INSTANTIATE_TEST_SUITE_P(By, PausedFault, testing::Values("pause"),
                          [](const auto& info) { return std::string(info.param); });
 
-TEST(PausedFor, TenSecondsIsTolerated) {
+TEST(PausedFault10s, IsTolerated) {
   pause_a_rank(Fault("pause", 1), Milliseconds(10'000));
 }
 
