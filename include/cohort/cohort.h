@@ -3,6 +3,7 @@
 // The whole library.
 #include "cohort/autograd/autograd.h"
 #include "cohort/autograd/gradcheck.h"
+#include "cohort/comm/flight_recorder.h"
 #include "cohort/comm/init.h"
 #include "cohort/comm/local_world.h"
 #include "cohort/comm/process_group.h"
@@ -17,3 +18,4 @@
 #include "cohort/optim/optim.h"
 #include "cohort/parallel/ddp.h"
 #include "cohort/parallel/fsdp.h"
+#include "cohort/parallel/replica_check.h"

@@ -14,6 +14,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key, const std:
   using Wish = std::pair<std::int32_t, std::int32_t>;
   struct Result {
     std::vector<Wish> wishes;
+    std::vector<int> members;
     std::unique_ptr<Transport> transport;
   };
   const auto result = std::make_shared<Result>();
@@ -33,7 +34,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key, const std:
                  const std::int64_t moved =
                      transport.all_gather(queued, result->wishes.data(), &wish, counts);
                  if (wish.first < 0) return moved;
-                 std::vector<int> members;
+                 std::vector<int>& members = result->members;
                  for (int r = 0; r < transport.size(); ++r) {
                    if (result->wishes[static_cast<std::size_t>(r)].first == wish.first)
                      members.push_back(r);
@@ -48,7 +49,10 @@ std::shared_ptr<ProcessGroup> ProcessGroup::split(int color, int key, const std:
                })
       .synchronize();
   if (color < 0) return nullptr;
-  return make_process_group(std::move(result->transport), std::move(child), timeout());
+  std::vector<int> world_ranks;
+  for (const int r : result->members) world_ranks.push_back(impl_->world_ranks()[r]);
+  return make_process_group(std::move(result->transport), std::move(child), timeout(),
+                            std::move(world_ranks));
 }
 
 bool ProcessGroup::shares_memory() const {

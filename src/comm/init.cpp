@@ -8,6 +8,8 @@
 #include "cohort/core/context.h"
 #include "cohort/core/error.h"
 #include "cohort/core/logging.h"
+#include "comm/dump_signal.h"
+#include "comm/flight_recorder.h"
 #include "comm/nccl/nccl_transport.h"
 #include "comm/shm/process_link.h"
 #include "comm/shm/shm_transport.h"
@@ -41,6 +43,19 @@ ExitCode classify() {
     return {kExitError, error.what()};
   } catch (...) {
     return {kExitError, "an exception that is no std::exception"};
+  }
+}
+
+// SIGUSR1: where is this rank?
+void show_record(Runtime& runtime) noexcept {
+  try {
+    const std::shared_ptr<FlightRecorder> recorder = FlightRecorder::of(runtime);
+    // In one piece: the ranks share a terminal.
+    const std::string text = recorder->summary();
+    std::fwrite(text.data(), 1, text.size(), stderr);
+    recorder->write_trace("signal");
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "[rank %d] no flight record: %s\n", runtime.rank(), error.what());
   }
 }
 
@@ -93,6 +108,7 @@ int run_main(int argc, char** argv, const std::function<int(int, char**)>& fn) n
   try {
     const std::shared_ptr<Runtime> runtime = Context::current().runtime();
     const FailureScope announces(runtime);
+    const DumpSignal on_user_signal([&runtime] { show_record(*runtime); });
     try {
       return fn(argc, argv);
     } catch (...) {

@@ -8,6 +8,7 @@
 
 #include "cohort/core/error.h"
 #include "cohort/core/random.h"
+#include "comm/flight_recorder.h"
 #include "comm/shm/shm_transport.h"
 #include "comm/shm/thread_link.h"
 #include "comm/transport.h"
@@ -58,6 +59,10 @@ void run_rank(const std::shared_ptr<shm::Hub>& hub, int rank, int size,
   own.schedule_seed = mix(own.schedule_seed, rank);
   own.delay_seed = mix(own.delay_seed, rank);
   const auto runtime = Runtime::make(own);
+  if (options.flight_recorder) {
+    runtime->shared<FlightRecorder>(
+        [&] { return std::make_shared<FlightRecorder>(*options.flight_recorder); });
+  }
   Context context(runtime);
   const ContextScope scope(context);
   const FailureScope announces(runtime);

@@ -49,7 +49,7 @@ ProcessGroup::~ProcessGroup() {
   } else if (impl_->runtime()->keep_until_failure(impl_)) {
     impl_->transport().abort_text_follows();
   } else {
-    impl_->transport().abort("an exception left the scope of its group");
+    impl_->rank_failed("an exception left the scope of its group");
   }
 }
 
@@ -213,12 +213,13 @@ void ProcessGroup::reset_stats() {
 }
 
 std::shared_ptr<ProcessGroup> make_process_group(std::unique_ptr<Transport> transport,
-                                                 std::string name, Milliseconds timeout) {
+                                                 std::string name, Milliseconds timeout,
+                                                 std::vector<int> world_ranks) {
   check(timeout > Milliseconds(0), "[process_group] the timeout must be positive, got ",
         timeout.count(), " ms");
   const std::shared_ptr<Runtime>& runtime = Context::current().runtime();
-  auto impl =
-      std::make_shared<ProcessGroup::Impl>(std::move(transport), runtime, std::move(name), timeout);
+  auto impl = std::make_shared<ProcessGroup::Impl>(
+      std::move(transport), runtime, std::move(name), timeout, std::move(world_ranks));
   runtime->add_failure_listener(impl);
   return std::make_shared<ProcessGroup>(std::move(impl));
 }

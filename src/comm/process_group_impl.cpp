@@ -27,16 +27,6 @@ class QuietEvent final : public EventImpl {
   const Event event_;
 };
 
-std::string message_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& caught) {
-    return caught.what();
-  } catch (...) {
-    return "an exception that is no std::exception";
-  }
-}
-
 }  // namespace
 
 void ProcessGroup::Impl::wait_quietly(const Stream& queue, const Event& inputs) {
@@ -56,6 +46,38 @@ void ProcessGroup::Impl::end_with(const std::exception_ptr& error, Operation ope
     }
   }
   transport_->abort(message_of(error));
+}
+
+std::string ProcessGroup::Impl::message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& caught) {
+    return caught.what();
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+void ProcessGroup::Impl::record_end(const WorkState& state, Operation operation) noexcept {
+  if (!state.error) {
+    record_->finished(state.ticket, state.times.finished);
+    return;
+  }
+  try {
+    record_->failed(state.ticket, Clock::now(), message_of(state.error));
+    // A refused allocation ends nothing.
+    if (transport_->failure(operation)) record_failure(state.error);
+  } catch (...) {
+    return;  // no memory for the text
+  }
+}
+
+void ProcessGroup::Impl::record_failure(const std::exception_ptr& error) noexcept {
+  try {
+    record_->group_failed(message_of(error));
+  } catch (...) {
+    return;  // no memory for the text
+  }
 }
 
 void ProcessGroup::Impl::count(Operation operation, std::int64_t logical, std::int64_t moved,
@@ -97,7 +119,11 @@ void ProcessGroup::Impl::drain_and_leave() noexcept {
   } catch (const std::exception& error) {
     logging::warn(str("[process_group] leaving group '", name_, "': ", error.what()));
   }
+  if (const std::exception_ptr failed = transport_->failure(Operation::barrier)) {
+    record_failure(failed);
+  }
   transport_->leave();
+  record_->left();
 }
 
 OperationStats GroupStats::total() const {

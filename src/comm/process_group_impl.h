@@ -9,6 +9,7 @@
 #include "cohort/comm/process_group.h"
 #include "cohort/core/context.h"
 #include "cohort/core/error.h"
+#include "comm/flight_recorder.h"
 #include "comm/transport.h"
 #include "comm/work_state.h"
 
@@ -19,11 +20,14 @@ class ProcessGroup::Impl final : public FailureListener,
                                  public std::enable_shared_from_this<ProcessGroup::Impl> {
  public:
   Impl(std::unique_ptr<Transport> transport, std::shared_ptr<Runtime> runtime, std::string name,
-       Milliseconds timeout)
+       Milliseconds timeout, std::vector<int> world_ranks)
       : transport_(std::move(transport)),
         runtime_(std::move(runtime)),
         name_(std::move(name)),
-        timeout_(timeout) {}
+        timeout_(timeout),
+        record_(std::make_shared<GroupRecord>(*runtime_, name_, transport_->name(),
+                                              transport_->rank(), transport_->size(),
+                                              std::move(world_ranks))) {}
   ~Impl() override { transport_->leave(); }
 
   Transport& transport() { return *transport_; }
@@ -32,6 +36,7 @@ class ProcessGroup::Impl final : public FailureListener,
   const std::string& name() const { return name_; }
   Milliseconds timeout() const { return timeout_; }
   Device device() const { return transport_->device(); }
+  const std::vector<int>& world_ranks() const { return record_->world_ranks(); }
 
   // Enqueues `body`, called as body(Transport&, const Call&) and returning the bytes it moved, on
   // the rank's queue, after what the current compute stream holds. `body` owns what it touches.
@@ -48,6 +53,7 @@ class ProcessGroup::Impl final : public FailureListener,
   template <typename Body>
   Work launch_unannounced(Call call, std::int64_t logical_bytes, Body body) {
     if (const std::exception_ptr failed = transport_->failure(call.operation)) {
+      record_failure(failed);
       std::rethrow_exception(failed);
     }
     auto state = std::make_shared<WorkState>();
@@ -55,6 +61,8 @@ class ProcessGroup::Impl final : public FailureListener,
     state->device = device();
     state->times.enqueued = Clock::now();
     state->patience = std::max(kStreamTimeout, call.timeout + std::chrono::minutes(1));
+    state->ticket = record_->enqueue(call, state->times.enqueued);
+    call.check_signature = record_->check_signatures();
     if (DeviceQueue* device_queue = transport_->device_queue()) {
       return enqueue(*device_queue, std::move(state), std::move(call), logical_bytes,
                      std::move(body));
@@ -78,7 +86,10 @@ class ProcessGroup::Impl final : public FailureListener,
   // Blocks until all that was enqueued has run, and leaves; what fails meanwhile is in its Work.
   void drain_and_leave() noexcept;
 
-  void rank_failed(const std::string& reason) noexcept override { transport_->abort(reason); }
+  void rank_failed(const std::string& reason) noexcept override {
+    transport_->abort(reason);
+    record_->rank_failed(reason);
+  }
 
   GroupStats stats() const;
   void reset_stats();
@@ -97,22 +108,45 @@ class ProcessGroup::Impl final : public FailureListener,
     Event done;
     try {
       const std::int64_t moved = body(*transport_, std::as_const(call));
-      done = device_queue.finish(call, state, std::make_shared<Body>(std::move(body)));
+      done = device_queue.finish(call, state,
+                                 std::make_shared<OnDevice<Body>>(record_, state, std::move(body)));
       count(call.operation, logical_bytes, moved, {});
-    } catch (const NotSupported&) {
+    } catch (const NotSupported& error) {
+      record_->failed(state->ticket, Clock::now(), error.what());
       throw;
     } catch (...) {
       state->error = std::current_exception();
       end_with(state->error, call.operation);
+      record_end(*state, call.operation);
     }
     remember(done);
     return Work(std::move(state), std::move(done));
   }
 
+  // What a collective on a device holds until it has ended there.
+  template <typename Body>
+  struct OnDevice {
+    OnDevice(std::shared_ptr<GroupRecord> group, std::shared_ptr<WorkState> work, Body&& held)
+        : record(std::move(group)), state(std::move(work)), body(std::move(held)) {}
+    // By the transport's watching thread, which must not be made to wait for a file.
+    ~OnDevice() {
+      const Clock::time_point now = Clock::now();
+      if (state->error) {
+        record->failed(state->ticket, now, message_of(state->error));
+      } else {
+        record->finished(state->ticket, now);
+      }
+    }
+    std::shared_ptr<GroupRecord> record;
+    std::shared_ptr<WorkState> state;
+    Body body;
+  };
+
   template <typename Run>
   void execute(WorkState& state, const Event& inputs, const Call& call, std::int64_t logical_bytes,
                Run run) {
     state.times.started = Clock::now();
+    record_->started(state.ticket, state.times.started);
     std::int64_t moved = 0;
     try {
       // It is over; this rethrows the error of the work that was to produce the inputs.
@@ -123,12 +157,18 @@ class ProcessGroup::Impl final : public FailureListener,
       end_with(state.error, call.operation);
     }
     state.times.finished = Clock::now();
+    record_end(state, call.operation);
     count(call.operation, logical_bytes, moved, state.times);
   }
 
   // Tells the peers of an error that is this rank's own; all but a refused allocation end the
   // group.
   void end_with(const std::exception_ptr& error, Operation operation) noexcept;
+  // The flight recorder's part of the end of a collective. The peers know of an error by then, and
+  // whoever waits for the collective does not yet: the record is on disk before the rank can end.
+  void record_end(const WorkState& state, Operation operation) noexcept;
+  void record_failure(const std::exception_ptr& error) noexcept;
+  static std::string message_of(const std::exception_ptr& error);
   void count(Operation operation, std::int64_t logical, std::int64_t moved, const WorkTimes& times);
   void remember(const Event& done);
 
@@ -136,6 +176,7 @@ class ProcessGroup::Impl final : public FailureListener,
   const std::shared_ptr<Runtime> runtime_;
   const std::string name_;
   const Milliseconds timeout_;
+  const std::shared_ptr<GroupRecord> record_;
   bool announcing_ = false;   // the host thread's
   mutable std::mutex mutex_;  // guards what follows
   GroupStats stats_;

@@ -25,7 +25,8 @@ struct Call {
   double scale = 1;
   Milliseconds timeout{0};
   std::string owner = {};
-  Stream stream = {};  // where device transports enqueue
+  bool check_signature = true;  // the ranks compare their calls before they move anything
+  Stream stream = {};           // where device transports enqueue
 };
 
 // "all_reduce(sum) of 12 f32 (bucket 3)"
@@ -109,9 +110,11 @@ class Transport {
   virtual std::exception_ptr failure(Operation operation) const = 0;
 };
 
-// Wraps a transport for the current context's runtime.
+// Wraps a transport for the current context's runtime. `world_ranks` says which ranks of the world
+// the group's are, for the flight recorder; empty for the first ones.
 std::shared_ptr<ProcessGroup> make_process_group(std::unique_ptr<Transport> transport,
-                                                 std::string name, Milliseconds timeout);
+                                                 std::string name, Milliseconds timeout,
+                                                 std::vector<int> world_ranks = {});
 
 // The transport of a group of one: copies, on the compute stream.
 std::unique_ptr<Transport> make_self_transport();

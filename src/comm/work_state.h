@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <exception>
 
 #include "cohort/comm/process_group.h"
@@ -13,6 +14,7 @@ namespace cohort::comm {
 struct WorkState {
   Operation operation = Operation::barrier;
   Device device;
+  std::uint64_t ticket = 0;  // in the flight recorder
   WorkTimes times;
   // Of a collective on a device: the mark of its turn. Times then come from the events.
   Event begun;

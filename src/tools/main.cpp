@@ -15,6 +15,7 @@ namespace {
 constexpr Command kCommands[] = {
     {"run", "Start a program as the ranks of a job", define_run},
     {"bench", "Measure collectives and training steps", define_bench},
+    {"trace", "Read what the ranks of a job have recorded", define_trace},
 };
 
 // Removes a "--" between the options and the program of a command that starts one; the parser would

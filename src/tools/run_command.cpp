@@ -11,6 +11,7 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <string_view>
 
 #include "cohort/comm/store.h"
 #include "cohort/core/error.h"
@@ -85,6 +86,27 @@ std::vector<RankFiles> rank_files(const RunOptions& options, RankOutput& output)
   return files;
 }
 
+// Absolute, for ranks that change their folder, and without an earlier job's records of the ranks
+// that this node starts, or of ranks that this job has not: they would be taken for this job's.
+std::string make_trace_dir(const RunOptions& options) {
+  std::error_code error;
+  const std::filesystem::path path = std::filesystem::absolute(options.trace_dir, error);
+  if (!error) std::filesystem::create_directories(path, error);
+  check<FileError>(!error, "[run] --trace-dir: cannot create ", options.trace_dir, ": ",
+                   error.message());
+  constexpr std::string_view kPrefix = "flight-rank";
+  for (const auto& entry : std::filesystem::directory_iterator(path)) {
+    const std::string name = entry.path().filename();
+    if (!name.starts_with(kPrefix) || !name.ends_with(".json")) continue;
+    const int rank = std::atoi(name.c_str() + kPrefix.size());
+    const int first = options.global_rank(0);
+    if ((rank >= first && rank < first + options.ranks) || rank >= options.world_size()) {
+      std::filesystem::remove(entry.path(), error);
+    }
+  }
+  return path;
+}
+
 comm::StoreServerOptions server_options(const RunOptions& options, const KeeperPlan& plan) {
   comm::StoreServerOptions server;
   if (!options.master_addr.empty()) server.bind_address = options.master_addr;
@@ -120,6 +142,7 @@ int run(RunOptions options) {
     return not_found;
   }
   if (options.bind_addr.empty()) options.bind_addr = variable("COHORT_BIND_ADDR");
+  if (!options.trace_dir.empty()) options.trace_dir = make_trace_dir(options);
 
   RankOutput output;
   KeeperPlan plan;
@@ -167,6 +190,10 @@ std::function<int()> define_run(CLI::App& app) {
   app.add_option("--job-id", options->job_id, "Name of the job (default: made up)");
   app.add_option("--log-dir", options->log_dir,
                  "Write each rank's output to rank<N>.log in this folder");
+  app.add_option("--trace-dir", options->trace_dir,
+                 "Let each rank write its flight record to flight-rank<N>.json in this folder when "
+                 "it fails, ends, or gets SIGUSR1")
+      ->type_name("FOLDER");
   app.add_option("--grace", options->grace_seconds,
                  "Seconds that ranks have to end after a failure or a signal")
       ->capture_default_str();

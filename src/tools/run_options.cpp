@@ -113,6 +113,7 @@ std::vector<std::string> rank_environment(const RunOptions& options, const JobId
   variables["TORCHELASTIC_USE_AGENT_STORE"] = "False";
   variables["COHORT_STORE_HOSTED"] = "1";
   variables["COHORT_JOB_SECRET"] = job.secret;
+  if (!options.trace_dir.empty()) variables["COHORT_TRACE_DIR"] = options.trace_dir;
   // Meant for us, and already followed: a rank must not follow them again.
   variables.erase("COHORT_STORE_PORT");
   variables.erase("COHORT_BIND_ADDR");

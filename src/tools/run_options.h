@@ -18,6 +18,7 @@ struct RunOptions {
   std::string bind_addr = {};    // empty: master_addr
   std::string job_id = {};       // empty: made up
   std::string log_dir = {};      // empty: output goes to ours
+  std::string trace_dir = {};    // empty: COHORT_TRACE_DIR as it is
   double grace_seconds = 10;
   int threads_per_rank = 0;  // 0: OMP_NUM_THREADS as it is, or else 1
   bool pin = true;

@@ -3,91 +3,27 @@
 
 #include <gmock/gmock.h>
 
-#include <algorithm>
 #include <csignal>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <memory>
+#include <optional>
 #include <string>
-#include <vector>
 
 #include "cohort/comm/init.h"
-#include "cohort/comm/store.h"
-#include "support/child_process.h"
+#include "cohort/core/error.h"
+#include "support/rank_job.h"
 
 namespace cohort::test {
 namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
-using testing::Not;
 
-// Generous for a loaded machine; what is promised is 5 seconds.
-constexpr Milliseconds kPromptly{5'000};
-constexpr Milliseconds kStart{30'000};
-constexpr Milliseconds kCleanup{15'000};  // outlives the child that a rank forked
+constexpr Milliseconds kPromptly = RankJob::kPromptly;
+constexpr Milliseconds kStart = RankJob::kStart;
 
-// Some ranks of comm_child, started as a launcher would, with the store in this process.
-class Job {
+class Job : public RankJob {
  public:
-  Job(int size, const std::string& mode, Milliseconds timeout = Milliseconds(60'000)) {
-    for (int rank = 0; rank < size; ++rank) {
-      ranks_.push_back(std::make_unique<ChildProcess>(
-          std::vector<std::string>{COHORT_TEST_BIN "/comm_child", mode,
-                                   std::to_string(timeout.count())},
-          std::vector<std::string>{
-              "RANK=" + std::to_string(rank), "WORLD_SIZE=" + std::to_string(size),
-              "LOCAL_RANK=" + std::to_string(rank), "LOCAL_WORLD_SIZE=" + std::to_string(size),
-              "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + std::to_string(server_.port()),
-              "COHORT_STORE_HOSTED=1", "TORCHELASTIC_RUN_ID=process-test",
-              "COHORT_JOB_SECRET=secret"}));
-    }
-  }
-  ~Job() {
-    const std::vector<std::string> sockets = socket_names();
-    ranks_.clear();
-    EXPECT_TRUE(eventually([&] { return !any_bound(sockets); }, kCleanup));
-    for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
-      EXPECT_THAT(entry.path().filename().string(), Not(HasSubstr("cohort")));
-    }
-  }
-
-  ChildProcess& operator[](std::size_t rank) { return *ranks_[rank]; }
-  std::size_t size() const { return ranks_.size(); }
-  void wait_until_running() {
-    for (const auto& rank : ranks_) {
-      ASSERT_TRUE(rank->wait_for("running", kStart)) << rank->out() << rank->err();
-    }
-  }
-  // The exit code of `rank`, and what it said is then in err().
-  std::optional<int> code(std::size_t rank, Milliseconds timeout = kPromptly) {
-    const auto code = ranks_[rank]->wait(timeout);
-    ranks_[rank]->wait_for_end_of_output(Milliseconds(1'000));
-    return code;
-  }
-
- private:
-  // Those that the ranks published.
-  std::vector<std::string> socket_names() {
-    comm::TcpStore store({.port = server_.port(), .credentials = {"process-test", "secret"}});
-    std::vector<std::string> names;
-    for (std::size_t rank = 0; rank < size(); ++rank) {
-      const auto address = store.try_get(str("init/0/shm/address/", rank));
-      if (address) names.push_back(address->substr(0, address->find(' ')));
-    }
-    return names;
-  }
-  static bool any_bound(const std::vector<std::string>& names) {
-    std::ifstream file("/proc/net/unix");
-    const std::string bound((std::istreambuf_iterator<char>(file)), {});
-    return std::any_of(names.begin(), names.end(), [&](const std::string& name) {
-      return bound.find(name) != std::string::npos;
-    });
-  }
-
-  comm::StoreServer server_{{.credentials = {"process-test", "secret"}}};
-  std::vector<std::unique_ptr<ChildProcess>> ranks_;
+  Job(int size, const std::string& mode, Milliseconds timeout = Milliseconds(60'000))
+      : RankJob(size, {COHORT_TEST_BIN "/comm_child", mode, std::to_string(timeout.count())}) {}
 };
 
 TEST(Processes, FindEachOtherAndShareMemory) {

@@ -38,7 +38,8 @@ inline constexpr int kExitOutOfMemory = 74;      // OutOfMemory
 
 // Runs `fn` and returns its result. An exception that escapes it is printed on standard error with
 // the rank, told to the peers of all groups of the current context's runtime, and turned into an
-// exit code.
+// exit code. While it runs, SIGUSR1 prints where this rank is and writes its flight record, unless
+// the program handles that signal itself.
 int run_main(int argc, char** argv, const std::function<int(int, char**)>& fn) noexcept;
 
 }  // namespace cohort::comm

@@ -2,7 +2,9 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 
+#include "cohort/comm/flight_recorder.h"
 #include "cohort/comm/process_group.h"
 #include "cohort/core/context.h"
 
@@ -12,6 +14,8 @@ struct LocalWorldOptions {
   // Of every rank; `rank` is set, and the seeds are mixed with it so that ranks differ.
   RuntimeOptions runtime = {};
   Milliseconds timeout = kDefaultGroupTimeout;
+  // Of every rank's flight recorder; unset: as the environment says.
+  std::optional<FlightRecorderOptions> flight_recorder = {};
 };
 
 // Ranks that are threads of this process, each with a Runtime and a Context of its own. They share

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <typeindex>
 #include <vector>
 
 #include "cohort/core/device.h"
@@ -76,6 +77,16 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // Tells all listeners why the rank fails.
   void announce_failure(const std::string& reason) noexcept;
 
+  // The rank's one T, which a layer above keeps here: made by `make` when it is first asked for.
+  // `make` must not call this runtime.
+  template <typename T, typename Make>
+  std::shared_ptr<T> shared(Make make) {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<void>& kept = shared_[typeid(T)];
+    if (!kept) kept = std::shared_ptr<T>(make());
+    return std::static_pointer_cast<T>(kept);
+  }
+
  private:
   friend class FailureScope;
   explicit Runtime(const RuntimeOptions& options);
@@ -93,6 +104,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   DeviceState cpu_;   // made at once; immutable
   DeviceState meta_;  // made at once; immutable
   std::mutex mutex_;  // guards what follows
+  std::map<std::type_index, std::shared_ptr<void>> shared_;
   std::map<Device, DeviceState> accelerators_;
   std::map<Device, Stream> collective_;
   int failure_scopes_ = 0;

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace cohort {
 
@@ -102,6 +103,22 @@ class MismatchError : public CommError {
 class StoreError : public CommError {
  public:
   using CommError::CommError;
+};
+
+// Replicas that must be equal are not: a replica check found a tensor whose bytes differ between
+// ranks. Raised on every rank; nothing was changed, and the group goes on.
+class ReplicaError : public Error {
+ public:
+  ReplicaError(const std::string& message, std::string tensor, std::vector<int> ranks)
+      : Error(message), tensor_(std::move(tensor)), ranks_(std::move(ranks)) {}
+  // The first tensor that differs, by its name in the module; empty when the modules themselves do.
+  const std::string& tensor() const { return tensor_; }
+  // Ranks of the group that are not with the majority; where there is none, not with rank 0.
+  const std::vector<int>& ranks() const { return ranks_; }
+
+ private:
+  std::string tensor_;
+  std::vector<int> ranks_;
 };
 
 // Concatenates anything that can be streamed: str("rank ", 3, " of ", 4).

@@ -111,7 +111,8 @@ void Watch::run() {
     }
     changed_.wait_for(lock, kLook, [&] { return stopping_; });
     std::vector<Entry> finished;  // their tensors go outside the lock
-    while (!open_.empty() && open_.front().mark->left_device()) {
+    // The mark is asked too: nobody writes its error any more once it is ready.
+    while (!open_.empty() && open_.front().mark->left_device() && open_.front().mark->ready()) {
       finished.push_back(std::move(open_.front()));
       open_.pop_front();
     }

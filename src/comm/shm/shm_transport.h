@@ -107,8 +107,9 @@ class ShmTransport final : public Transport {
 
   const std::shared_ptr<Member> member_;
   const std::shared_ptr<SymmetricPool> pool_;
-  std::uint64_t sequence_ = 0;  // of the current collective
-  std::uint64_t piece_ = 0;     // counts staged pieces, alike on all ranks; chooses the slot
+  std::uint64_t sequence_ = 0;   // of the current collective
+  bool check_signature_ = true;  // the same
+  std::uint64_t piece_ = 0;      // counts staged pieces, alike on all ranks; chooses the slot
 };
 
 // Elements of a tensor of `count` that rank `rank` reduces: whole cache lines, as even as they go.

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <fstream>
 #include <functional>
@@ -127,6 +128,17 @@ int run(int argc, char** argv) {
       {"numel", [&] { group->all_reduce(ones(odd ? 11 : 10)).wait(); }},
       {"dtype", [&] { group->all_reduce(ones(10, odd ? f64 : f32)).wait(); }},
       {"crossed", [&] { crossed(group); }},
+      {"order",
+       [&] {
+         group->all_reduce(ones(odd ? 20 : 10)).wait();
+         group->all_reduce(ones(odd ? 10 : 20)).wait();
+       }},
+      {"die",
+       [&] {
+         group->all_reduce(ones(10)).wait();
+         if (odd) raise(SIGKILL);
+         group->all_reduce(ones(20)).wait();
+       }},
       {"throw", [&] { throwing_loader(group); }},
       {"memory", [&] { little_memory(group); }},
       {"leave",
