@@ -16,3 +16,6 @@
 #include "cohort/ops/ops.h"
 #include "cohort/optim/optim.h"
 #include "cohort/parallel/ddp.h"
+#include "cohort/parallel/grad_scaler.h"
+#include "cohort/parallel/sync_batch_norm.h"
+#include "cohort/parallel/zero_redundancy_optimizer.h"
