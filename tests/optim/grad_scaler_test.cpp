@@ -55,10 +55,10 @@ TEST(GradScaler, HasPyTorchsDefaults) {
   EXPECT_EQ(options.growth_interval, 2000);
 }
 
-class WithUnscale : public testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Calls, WithUnscale, testing::Bool());
+class GradScalerCalls : public testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Unscale, GradScalerCalls, testing::Bool());
 
-TEST_P(WithUnscale, AScaledStepHasTheBitsOfAPlainOne) {
+TEST_P(GradScalerCalls, AScaledStepHasTheBitsOfAPlainOne) {
   const std::vector<Tensor> params{parameter({3, 5}), parameter({100})};
   const std::vector<Tensor> plain_params{parameter({3, 5}), parameter({100})};
   Adam optimizer(params);
@@ -83,7 +83,7 @@ TEST_P(WithUnscale, AScaledStepHasTheBitsOfAPlainOne) {
   }
 }
 
-TEST_P(WithUnscale, AnOverflowLeavesTheStepOutAndTheScaleBacksOff) {
+TEST_P(GradScalerCalls, AnOverflowLeavesTheStepOutAndTheScaleBacksOff) {
   for (const DType dtype : {f32, f64, bf16, f16}) {
     if (GetParam() && dtype == f16) continue;
     for (const double bad : {kInfinity, -kInfinity, std::nan("")}) {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cmath>
 #include <optional>
+#include <ostream>
 
 #include "cohort/nn/conv.h"
 #include "cohort/optim/sgd.h"
@@ -139,7 +140,12 @@ struct Shares {
   Shape shape;
   std::vector<std::int64_t> rows;
 };
-class Parity : public testing::TestWithParam<Shares> {};
+std::ostream& operator<<(std::ostream& out, const Shares& shares) {
+  out << shares.shape << " in rows of";
+  for (const std::int64_t rows : shares.rows) out << ' ' << rows;
+  return out;
+}
+class SyncBatchNormParity : public testing::TestWithParam<Shares> {};
 INSTANTIATE_TEST_SUITE_P(Shapes, Parity,
                          testing::Values(Shares{{6, 3}, {6}}, Shares{{6, 3}, {3, 3}},
                                          Shares{{6, 3}, {5, 1}}, Shares{{6, 3}, {0, 6}},
@@ -148,7 +154,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Parity,
                                          Shares{{1, 2, 3, 4}, {0, 1}},
                                          Shares{{9, 17, 5, 1}, {4, 3, 2}}));
 
-TEST_P(Parity, SharesOfABatchHaveTheValuesAndGradientsOfTheWholeBatch) {
+TEST_P(SyncBatchNormParity, SharesOfABatchHaveTheValuesAndGradientsOfTheWholeBatch) {
   const auto& [shape, rows] = GetParam();
   const Tensor weight = values({shape[1]}, f64, 5).detach();
   const Tensor bias = values({shape[1]}, f64, 6).detach();
@@ -162,7 +168,7 @@ TEST_P(Parity, SharesOfABatchHaveTheValuesAndGradientsOfTheWholeBatch) {
                run_whole(x32, gradient32, weight, bias), 1e-6, 1e-6);
 }
 
-TEST_P(Parity, WithoutAGradientOfTheInputTheOthersAreTheSame) {
+TEST_P(SyncBatchNormParity, WithoutAGradientOfTheInputTheOthersAreTheSame) {
   const auto& [shape, rows] = GetParam();
   const Tensor weight = values({shape[1]}, f64, 5).detach();
   const Tensor bias = values({shape[1]}, f64, 6).detach();
@@ -173,7 +179,7 @@ TEST_P(Parity, WithoutAGradientOfTheInputTheOthersAreTheSame) {
   expect_close(got, run_whole(x, gradient, weight, bias), 1e-12, 1e-13);
 }
 
-TEST_P(Parity, AnyInterleavingOfTheStreamsGivesTheSameBits) {
+TEST_P(SyncBatchNormParity, AnyInterleavingOfTheStreamsGivesTheSameBits) {
   const auto& [shape, rows] = GetParam();
   const Tensor weight = values({shape[1]}, f64, 5).detach();
   const Tensor bias = values({shape[1]}, f64, 6).detach();

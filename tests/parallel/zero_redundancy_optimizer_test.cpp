@@ -67,8 +67,8 @@ void expect_same_steps(optim::Optimizer& shared, optim::Optimizer& plain, int st
   }
 }
 
-class Ranks : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Worlds, Ranks, testing::Values(1, 2, 3, 4));
+class ZeroRanks : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, ZeroRanks, testing::Values(1, 2, 3, 4));
 
 // Trains a small model under DDP and returns the parameters' hash.
 template <typename Make>
@@ -103,13 +103,13 @@ void expect_same_training(int ranks, const Options& options) {
   });
 }
 
-TEST_P(Ranks, Row83AdamUnderDdpHasTheBitsOfPlainAdam) {
+TEST_P(ZeroRanks, Row83AdamUnderDdpHasTheBitsOfPlainAdam) {
   expect_same_training<Adam>(GetParam(), AdamOptions{.amsgrad = true});
   expect_same_training<optim::AdamW>(GetParam(), optim::AdamWOptions{});
   expect_same_training<SGD>(GetParam(), SGDOptions{.lr = 0.1, .momentum = 0.9});
 }
 
-TEST_P(Ranks, DtypesSizesAndEmptyParametersOfAllKindsAreExchanged) {
+TEST_P(ZeroRanks, DtypesSizesAndEmptyParametersOfAllKindsAreExchanged) {
   comm::LocalWorld(GetParam()).run([&](const Group& group) {
     const std::vector<Tensor> params{parameter({3}, 1),          parameter({0, 4}, 2),
                                      parameter({17, 5}, 3, f64), parameter({33}, 4, bf16),
