@@ -18,4 +18,7 @@
 #include "cohort/optim/optim.h"
 #include "cohort/parallel/ddp.h"
 #include "cohort/parallel/fsdp.h"
+#include "cohort/parallel/grad_scaler.h"
 #include "cohort/parallel/replica_check.h"
+#include "cohort/parallel/sync_batch_norm.h"
+#include "cohort/parallel/zero_redundancy_optimizer.h"

@@ -48,6 +48,12 @@ class OptimKernels {
   // AdamW; Kingma and Ba, 2015; Loshchilov and Hutter, 2019.)
   virtual void adam(const Stream& stream, const View& param, const View& grad, const View& m,
                     const View& v, const View& max_v, const AdamParams& params) const = 0;
+
+  // Sets the one element of `flag`, an i32, to 1 when an element of `grad` is infinite or NaN, and
+  // leaves it alone otherwise; grad *= factor, rounded once. A factor of 1 writes nothing.
+  // (PyTorch's _amp_foreach_non_finite_check_and_unscale_.)
+  virtual void unscale(const Stream& stream, const View& flag, const View& grad,
+                       double factor) const = 0;
 };
 
 }  // namespace cohort::backend

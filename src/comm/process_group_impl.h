@@ -49,6 +49,7 @@ class ProcessGroup::Impl final : public FailureListener,
 
   // The host thread's: see ProcessGroup::announce_collectives().
   void set_announcing(bool on) { announcing_ = on; }
+  bool announcing() const { return announcing_; }
 
   template <typename Body>
   Work launch_unannounced(Call call, std::int64_t logical_bytes, Body body) {

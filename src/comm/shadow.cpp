@@ -144,6 +144,10 @@ void ProcessGroup::announce_collectives(bool on) {
   impl_->set_announcing(on && size() > 1);
 }
 
+bool ProcessGroup::announces_collectives() const {
+  return impl_->announcing();
+}
+
 std::int64_t ProcessGroup::shadow(const std::function<bool(const std::string&)>& after) {
   announce_collectives(false);
   if (size() == 1) return 0;

@@ -1,8 +1,8 @@
 #include "cohort/nn/norm.h"
 
 #include "cohort/autograd/autograd.h"
+#include "cohort/ops/batch_parts.h"
 #include "cohort/ops/elementwise.h"
-#include "cohort/ops/norm.h"
 #include "cohort/ops/shape.h"
 #include "nn/parameters.h"
 
@@ -47,9 +47,11 @@ Tensor BatchNorm::forward(const Tensor& x) {
     add_(num_batches_tracked, Tensor::ones({}, num_batches_tracked.options()));
   }
   const BatchNormOptions options{by_batch, options_.momentum, options_.eps};
-  if (x.rank() != 3) return batch_norm(x, weight, bias, running_mean, running_var, options);
+  const auto parts = is_training() ? parts_ : nullptr;
+  if (x.rank() != 3) return batch_norm(x, weight, bias, running_mean, running_var, options, parts);
   // [N, C, L] is an image of width one to the operation.
-  return squeeze(batch_norm(unsqueeze(x, 3), weight, bias, running_mean, running_var, options), 3);
+  return squeeze(
+      batch_norm(unsqueeze(x, 3), weight, bias, running_mean, running_var, options, parts), 3);
 }
 
 void BatchNorm1d::check_input(const Tensor& x) const {

@@ -1,5 +1,13 @@
 #include "cohort/ops/norm.h"
 
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "cohort/autograd/autograd.h"
+#include "cohort/ops/batch_parts.h"
+#include "cohort/ops/cast.h"
+#include "cohort/ops/elementwise.h"
 #include "cohort/ops/shape.h"
 #include "ops/arguments.h"
 
@@ -91,6 +99,33 @@ class BatchNormBackward final : public NormBackward {
   bool batch_stats_;
 };
 
+class BatchPartsBackward final : public NormBackward {
+ public:
+  BatchPartsBackward(const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
+                     double count, std::shared_ptr<BatchParts> parts)
+      : NormBackward(x, weight, mean, rstd), count_(count), parts_(std::move(parts)) {}
+  std::string_view name() const override { return "BatchPartsBackward"; }
+
+ private:
+  Shape parameter_shape(const Tensor& x) const override { return {x.size(1)}; }
+  void run(const Tensor& x, const Tensor& grad, const Tensor& grad_x, const Tensor& weight,
+           const Tensor& mean, const Tensor& rstd, const GradView& grad_weight,
+           const GradView& grad_bias) const override {
+    const backend::NormKernels& kernels = backend_of(x).norm();
+    const Tensor sums = Tensor::empty({2, x.size(1)}, {.dtype = f64, .device = x.device()});
+    kernels.batch_norm_backward_sums(stream_of(x), sums, grad_weight, grad_bias, as_channels(grad),
+                                     as_channels(x), mean, rstd);
+    if (!grad_x.defined()) return;
+    parts_->add_up(sums);
+    kernels.batch_norm_backward_input(stream_of(x), as_channels(grad_x), as_channels(grad),
+                                      as_channels(x), optional_view(weight), mean, rstd, sums,
+                                      count_);
+  }
+
+  double count_;
+  std::shared_ptr<BatchParts> parts_;
+};
+
 class LayerNormBackward final : public NormBackward {
  public:
   LayerNormBackward(const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
@@ -136,6 +171,58 @@ void check_running(const Tensor& x, const Tensor& mean, const Tensor& var, bool 
         "[batch_norm] running statistics must be contiguous");
 }
 
+// What is wrong with the arguments of batch_norm, the number of values aside.
+void check_batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                      const Tensor& running_mean, const Tensor& running_var, bool training) {
+  check_floating("batch_norm", x);
+  check<ShapeError>(x.rank() == 2 || x.rank() == 4, "[batch_norm] input of shape ", x.shape(),
+                    "; needs [N, C] or [N, C, H, W]");
+  check(weight.defined() == bias.defined(),
+        "[batch_norm] weight and bias must both be given or both be left out");
+  check_running(x, running_mean, running_var, training);
+}
+
+// Of the values of a channel: how many there are, their mean, and the sum of squared deviations.
+struct Moments {
+  double count = 0;
+  std::vector<double> mean, squares;
+
+  Tensor scaled_squares(double divisor, Device device) const {
+    std::vector<double> values = squares;
+    for (double& value : values) value = divisor > 0 ? value / divisor : 0;
+    return to_tensor(values, device);
+  }
+  static Tensor to_tensor(const std::vector<double>& values, Device device) {
+    return Tensor::from(values, {static_cast<std::int64_t>(values.size())}).to(device);
+  }
+};
+
+// Those of all parts together, given one row of batch_norm_moments per part.
+Moments combined(const Tensor& rows, std::size_t channels) {
+  const std::vector<double> values = rows.to(Device::cpu()).to_vector<double>();
+  Moments all;
+  all.mean.resize(channels);
+  all.squares.resize(channels);
+  const std::size_t width = 1 + 2 * channels;
+  for (const double* row = values.data(); row != values.data() + values.size(); row += width) {
+    const double count = row[0];
+    if (count == 0) continue;
+    const double share = count / (all.count + count);
+    for (std::size_t c = 0; c < channels; ++c) {
+      const double distance = row[1 + c] - all.mean[c];
+      all.mean[c] += distance * share;
+      all.squares[c] += row[1 + channels + c] + distance * distance * all.count * share;
+    }
+    all.count += count;
+  }
+  return all;
+}
+
+// running = (1 - momentum) * running + momentum * value, rounded once.
+void move_running(Tensor running, const Tensor& value, double momentum) {
+  running.copy_(add(mul(running.to(f64), 1 - momentum), mul(value, momentum)));
+}
+
 }  // namespace
 
 // The running statistics are taken by value, as handles to write to.
@@ -143,12 +230,7 @@ void check_running(const Tensor& x, const Tensor& mean, const Tensor& var, bool 
 Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor running_mean,
                   Tensor running_var, const BatchNormOptions& options) {
   // NOLINTEND(performance-unnecessary-value-param)
-  check_floating("batch_norm", x);
-  check<ShapeError>(x.rank() == 2 || x.rank() == 4, "[batch_norm] input of shape ", x.shape(),
-                    "; needs [N, C] or [N, C, H, W]");
-  check(weight.defined() == bias.defined(),
-        "[batch_norm] weight and bias must both be given or both be left out");
-  check_running(x, running_mean, running_var, options.training);
+  check_batch_norm(x, weight, bias, running_mean, running_var, options.training);
   const Tensor scale = dense_parameter("batch_norm", "weight", x, weight, {x.size(1)});
   const Tensor shift = dense_parameter("batch_norm", "bias", x, bias, {x.size(1)});
   const View channels = as_channels(x);
@@ -170,6 +252,46 @@ Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, Ten
   if (recording(x, weight, bias)) {
     connect(out, make_intrusive<BatchNormBackward>(x, weight, mean, rstd, options.training), x,
             weight, bias);
+  }
+  return out;
+}
+
+// NOLINTBEGIN(performance-unnecessary-value-param)
+Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor running_mean,
+                  Tensor running_var, const BatchNormOptions& options,
+                  std::shared_ptr<BatchParts> parts) {
+  // NOLINTEND(performance-unnecessary-value-param)
+  if (!parts || !options.training || x.device().type == DeviceType::meta) {
+    return batch_norm(x, weight, bias, running_mean, running_var, options);
+  }
+  check_batch_norm(x, weight, bias, running_mean, running_var, true);
+  const std::int64_t channels = x.size(1);
+  const Tensor scale = dense_parameter("batch_norm", "weight", x, weight, {channels});
+  const Tensor shift = dense_parameter("batch_norm", "bias", x, bias, {channels});
+  const backend::NormKernels& kernels = backend_of(x).norm();
+  const Tensor dense = contiguous(x.detach());
+  const Tensor row = Tensor::empty({1 + 2 * channels}, {.dtype = f64, .device = x.device()});
+  kernels.batch_norm_moments(stream_of(x), row, as_channels(dense));
+  const Moments all = combined(parts->gather(row), static_cast<std::size_t>(channels));
+  check(all.count != 1, "[batch_norm] training needs more than one value per channel, and all ",
+        "parts of the batch have one together; this part is ", x.shape());
+  const Tensor all_mean = Moments::to_tensor(all.mean, x.device());
+  const Tensor all_var = all.scaled_squares(all.count, x.device());
+  if (running_mean.defined() && all.count > 0) {
+    const NoGrad no_grad;
+    move_running(running_mean, all_mean, options.momentum);
+    move_running(running_var, all.scaled_squares(all.count - 1, x.device()), options.momentum);
+  }
+  const Tensor mean = Tensor::empty({channels}, statistics_options(x));
+  const Tensor rstd = Tensor::empty({channels}, statistics_options(x));
+  Tensor out = Tensor::empty(x.shape(), x.options());
+  kernels.batch_norm(stream_of(x), as_channels(out), mean, rstd, as_channels(dense),
+                     optional_view(scale), optional_view(shift), {View(all_mean), View(all_var), 0},
+                     false, options.eps);
+  if (recording(x, weight, bias)) {
+    connect(out,
+            make_intrusive<BatchPartsBackward>(x, weight, mean, rstd, all.count, std::move(parts)),
+            x, weight, bias);
   }
   return out;
 }

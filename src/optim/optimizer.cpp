@@ -75,6 +75,10 @@ void Optimizer::add_group(const std::vector<Tensor>& params) {
 void Optimizer::step(double grad_scale) {
   const NoGrad no_grad;
   fused_ranges_ = 0;
+  step_all(grad_scale);
+}
+
+void Optimizer::step_all(double grad_scale) {
   for (std::size_t group = 0; group < groups_.size(); ++group) step_group(group, grad_scale);
 }
 
@@ -84,6 +88,7 @@ std::vector<Optimizer::Active> Optimizer::active_slots(std::size_t group) {
   for (std::size_t i = 0; i < groups_[group].size(); ++i) {
     Slot& slot = groups_[group][i];
     if (!slot.param.grad().defined() || slot.param.numel() == 0) continue;
+    if (!updates(slot.param)) continue;
     active.push_back({&slot, fitting_gradient(slot.param, group, i)});
   }
   return active;
@@ -191,7 +196,7 @@ std::int64_t Optimizer::planned_state_bytes() const {
   for (std::size_t group = 0; group < groups_.size(); ++group) {
     const auto tensors = static_cast<std::int64_t>(state_names(group).size());
     for (const Slot& slot : groups_[group]) {
-      bytes += tensors * static_cast<std::int64_t>(slot.param.bytes());
+      if (updates(slot.param)) bytes += tensors * static_cast<std::int64_t>(slot.param.bytes());
     }
   }
   return bytes;
@@ -229,10 +234,11 @@ void Optimizer::load_state(const Tensor& param, std::int64_t step_count,
                       "' has shape ", given->tensor.shape(), ", the parameter ", param.shape());
     ordered.push_back(given->tensor);
   }
+  if (!updates(param)) return;
   // The whole group gets its state at once, so that neighbours' states are neighbours.
   std::vector<Slot*> without_state;
   for (Slot& slot : groups_[place.group]) {
-    if (slot.state.size() != names.size()) without_state.push_back(&slot);
+    if (slot.state.size() != names.size() && updates(slot.param)) without_state.push_back(&slot);
   }
   create_state(without_state, names.size());
   const NoGrad no_grad;

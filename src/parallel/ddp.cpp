@@ -6,6 +6,7 @@
 
 #include "cohort/core/context.h"
 #include "cohort/core/error.h"
+#include "cohort/nn/norm.h"
 #include "cohort/parallel/collective_module.h"
 #include "parallel/agreement.h"
 #include "parallel/boundary.h"
@@ -21,7 +22,9 @@ namespace {
 bool has_collectives(nn::Module& module) {
   const std::vector<nn::NamedModule> modules = module.named_modules();
   return std::any_of(modules.begin(), modules.end(), [](const nn::NamedModule& entry) {
-    return dynamic_cast<const CollectiveModule*>(entry.module) != nullptr;
+    const auto* norm = dynamic_cast<const nn::BatchNorm*>(entry.module);
+    return dynamic_cast<const CollectiveModule*>(entry.module) != nullptr ||
+           (norm != nullptr && norm->batch_parts() != nullptr);
   });
 }
 

@@ -160,12 +160,14 @@ class ProcessGroup {
   // under the context's memory category. NotSupported unless shares_memory(); errors of allocate().
   Tensor allocate_shared(const Shape& shape, const TensorOptions& options = {});
 
-  // For ranks that have uneven amounts of work (parallel/join.h). While it is on, each collective of
-  // this rank is preceded by an announcement, one small all-reduce, which tells the ranks in
+  // For ranks that have uneven amounts of work (parallel/join.h). While it is on, each collective
+  // of this rank is preceded by an announcement, one small all-reduce, which tells the ranks in
   // shadow() what to take part in. Every rank that is not in shadow() must have it on, and none of
   // them may send, receive, allocate, split, or exchange parts of unequal sizes. CPU groups only:
   // NotSupported otherwise.
   void announce_collectives(bool on);
+  // Whether it is on, for what must not be done then. False in a group of one.
+  bool announces_collectives() const;
   // Takes part in the collectives that the other ranks announce, with values that change nothing,
   // until all ranks are here, or `after`, told the owner of each one, returns false. Blocks, but
   // leaves the collectives themselves to the queue. Returns how many it took part in.

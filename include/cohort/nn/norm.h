@@ -1,8 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 #include "cohort/nn/module.h"
+
+namespace cohort {
+class BatchParts;
+}
 
 namespace cohort::nn {
 
@@ -24,6 +30,11 @@ class BatchNorm : public Layer {
   // Also sets the running statistics back.
   void reset_parameters() override;
 
+  // The batch of a training forward is spread over `parts` (ops/batch_parts.h); null: it is all
+  // here, which is so at first. Evaluation is not concerned.
+  void set_batch_parts(std::shared_ptr<BatchParts> parts) { parts_ = std::move(parts); }
+  const std::shared_ptr<BatchParts>& batch_parts() const { return parts_; }
+
   Tensor weight;  // undefined when not affine
   Tensor bias;
   Tensor running_mean;  // undefined when not tracked
@@ -38,6 +49,7 @@ class BatchNorm : public Layer {
 
  private:
   BatchNormLayerOptions options_;
+  std::shared_ptr<BatchParts> parts_;
 };
 
 // x [N, C] or [N, C, L].

@@ -1,6 +1,7 @@
 #pragma once
 
 // All operations.
+#include "cohort/ops/batch_parts.h"
 #include "cohort/ops/cast.h"
 #include "cohort/ops/conv.h"
 #include "cohort/ops/dropout.h"

@@ -59,7 +59,7 @@ class Optimizer {
   virtual double lr(std::size_t group = 0) const = 0;
   virtual void set_lr(double lr, std::size_t group = 0) = 0;
 
-  // Bytes of state once every parameter has been stepped.
+  // Bytes of state once every parameter has been stepped, of those that this optimizer updates().
   std::int64_t planned_state_bytes() const;
 
   // Steps that `param` has taken, and its state, shared with the optimizer: empty before its first
@@ -89,6 +89,12 @@ class Optimizer {
   // and dtype.
   virtual std::vector<std::string> state_names(std::size_t group) const = 0;
   virtual void update(std::size_t group, const Range& range, double grad_scale) = 0;
+  // For optimizers that share their parameters out (parallel/zero_redundancy_optimizer.h). Whether
+  // this one updates `param`: others are skipped like those without a gradient, and have no state
+  // here. load_state() of such a one checks its arguments and keeps nothing.
+  virtual bool updates(const Tensor& /*param*/) const { return true; }
+  // All of a step.
+  virtual void step_all(double grad_scale);
   // Whether zero parameters with zero gradients and state stay zero, as padding must.
   virtual bool keeps_zeros(std::size_t /*group*/) const { return true; }
 

@@ -120,8 +120,8 @@ template <typename T>
 void batch_norm_typed(const BatchNormArgs& args) {
   using C = Compute<T>;
   const Extent e(args.x);
-  if (args.x.numel == 0) return;
   statistics<T, C>(args, e);
+  if (args.x.numel == 0) return;
   const auto channels = static_cast<std::size_t>(e.channels);
   std::vector<C> scales(channels);
   std::vector<C> shifts(channels);
@@ -139,11 +139,40 @@ void batch_norm_typed(const BatchNormArgs& args) {
   });
 }
 
+// count, means, sums of squared deviations.
+template <typename T>
+void moments_typed(const View& moments, const View& view) {
+  using C = Compute<T>;
+  const Extent e(view);
+  const auto channels = static_cast<std::size_t>(e.channels);
+  double* to = moments.as<double>();
+  std::fill_n(to, 1 + 2 * channels, 0.0);
+  if (view.numel == 0) return;
+  to[0] = e.count();
+  const T* x = view.as<const T>();
+  const auto totals =
+      channel_sums<C>(e, [&](std::int64_t i, std::int64_t) { return static_cast<C>(x[i]); });
+  std::vector<C> centers(channels);
+  for (std::size_t c = 0; c < channels; ++c) centers[c] = static_cast<C>(totals[c] / e.count());
+  const auto squares = channel_sums<C>(e, [&](std::int64_t i, std::int64_t c) {
+    const C d = static_cast<C>(x[i]) - centers[static_cast<std::size_t>(c)];
+    return d * d;
+  });
+  for (std::size_t c = 0; c < channels; ++c) {
+    const double mean = totals[c] / e.count();
+    // The center was rounded: what that adds to the squares.
+    const double shift = mean - static_cast<double>(centers[c]);
+    to[1 + c] = mean;
+    to[1 + channels + c] = std::max(0.0, squares[c] - e.count() * shift * shift);
+  }
+}
+
 template <typename T, typename C>
-void write_parameter(const GradView& grad, const std::vector<double>& sums, const C* factor) {
+void write_parameter(const GradView& grad, std::size_t channels, const double* sums,
+                     const C* factor) {
   if (!grad.wanted) return;
   T* to = grad.view.as<T>();
-  for (std::size_t c = 0; c < sums.size(); ++c) {
+  for (std::size_t c = 0; c < channels; ++c) {
     const double value = factor == nullptr ? sums[c] : sums[c] * static_cast<double>(factor[c]);
     const double old = grad.accumulate ? static_cast<double>(static_cast<C>(to[c])) : 0;
     to[c] = static_cast<T>(static_cast<C>(old + value));
@@ -152,32 +181,46 @@ void write_parameter(const GradView& grad, const std::vector<double>& sums, cons
 
 // With d = x - mean: training gives dx = w rstd (g - mean(g) - d rstd^2 mean(g d)), for constant
 // statistics dx = w rstd g; dw = rstd sum(g d), db = sum(g).
+//
+// The sums of g, then those of g d, per channel; and from them dw and db.
 template <typename T>
-void batch_norm_backward_typed(const NormBackwardArgs& args) {
+void backward_sums_typed(double* to, const NormBackwardArgs& args) {
   using C = Compute<T>;
   const Extent e(args.x);
   const T* x = args.x.as<const T>();
   const T* g = args.grad_out.as<const T>();
   const C* mean = args.mean.as<const C>();
-  const C* rstd = args.rstd.as<const C>();
   const auto sums =
       channel_sums<C>(e, [&](std::int64_t i, std::int64_t) { return static_cast<C>(g[i]); });
   const auto products = channel_sums<C>(e, [&](std::int64_t i, std::int64_t c) {
     return static_cast<C>(g[i]) * (static_cast<C>(x[i]) - mean[c]);
   });
-  write_parameter<T, C>(args.grad_weight, products, rstd);
-  write_parameter<T, C>(args.grad_bias, sums, nullptr);
-  if (args.grad_x.data == nullptr) return;
+  const std::size_t channels = sums.size();
+  std::copy(sums.begin(), sums.end(), to);
+  std::copy(products.begin(), products.end(), to + channels);
+  write_parameter<T, C>(args.grad_weight, channels, products.data(), args.rstd.as<const C>());
+  write_parameter<T, C>(args.grad_bias, channels, sums.data(), static_cast<const C*>(nullptr));
+}
+
+// dx, given the sums over all `count` values of a channel.
+template <typename T>
+void backward_input_typed(const double* sums, double count, const NormBackwardArgs& args) {
+  using C = Compute<T>;
+  const Extent e(args.x);
+  if (args.x.numel == 0) return;
+  const T* x = args.x.as<const T>();
+  const T* g = args.grad_out.as<const T>();
+  const C* mean = args.mean.as<const C>();
   const auto channels = static_cast<std::size_t>(e.channels);
   std::vector<C> scales(channels);
   std::vector<C> means(channels);
   std::vector<C> slopes(channels);
   for (std::size_t c = 0; c < channels; ++c) {
-    const double r = static_cast<double>(rstd[c]);
+    const double r = static_cast<double>(args.rstd.as<const C>()[c]);
     scales[c] = static_cast<C>(at(args.weight, static_cast<std::int64_t>(c), 1) * r);
     if (!args.batch_stats) continue;
-    means[c] = static_cast<C>(sums[c] / e.count());
-    slopes[c] = static_cast<C>(products[c] / e.count() * r * r);
+    means[c] = static_cast<C>(sums[c] / count);
+    slopes[c] = static_cast<C>(sums[channels + c] / count * r * r);
   }
   const C* scale = scales.data();
   const C* center = means.data();
@@ -186,6 +229,14 @@ void batch_norm_backward_typed(const NormBackwardArgs& args) {
     const C d = static_cast<C>(x[i]) - mean[c];
     return scale[c] * (static_cast<C>(g[i]) - center[c] - d * slope[c]);
   });
+}
+
+template <typename T>
+void batch_norm_backward_typed(const NormBackwardArgs& args) {
+  const Extent e(args.x);
+  std::vector<double> sums(2 * static_cast<std::size_t>(e.channels));
+  backward_sums_typed<T>(sums.data(), args);
+  if (args.grad_x.data != nullptr) backward_input_typed<T>(sums.data(), e.count(), args);
 }
 
 void batch_norm_any(const BatchNormArgs& args) {
@@ -197,6 +248,22 @@ void batch_norm_backward_any(const NormBackwardArgs& args) {
                     [&](auto zero) { batch_norm_backward_typed<decltype(zero)>(args); });
 }
 
+void batch_norm_moments_any(const View& moments, const View& x) {
+  dispatch_floating(x.dtype, [&](auto zero) { moments_typed<decltype(zero)>(moments, x); });
+}
+
+void batch_norm_backward_sums_any(const View& sums, const NormBackwardArgs& args) {
+  dispatch_floating(args.x.dtype, [&](auto zero) {
+    backward_sums_typed<decltype(zero)>(sums.as<double>(), args);
+  });
+}
+
+void batch_norm_backward_input_any(const View& sums, double count, const NormBackwardArgs& args) {
+  dispatch_floating(args.x.dtype, [&](auto zero) {
+    backward_input_typed<decltype(zero)>(sums.as<const double>(), count, args);
+  });
+}
+
 }  // namespace
 }  // namespace cohort::backend::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -206,6 +273,9 @@ namespace cohort::backend::cpu {
 
 HWY_EXPORT(batch_norm_any);
 HWY_EXPORT(batch_norm_backward_any);
+HWY_EXPORT(batch_norm_moments_any);
+HWY_EXPORT(batch_norm_backward_sums_any);
+HWY_EXPORT(batch_norm_backward_input_any);
 
 void batch_norm(const BatchNormArgs& args) {
   HWY_DYNAMIC_DISPATCH(batch_norm_any)(args);
@@ -213,6 +283,18 @@ void batch_norm(const BatchNormArgs& args) {
 
 void batch_norm_backward(const NormBackwardArgs& args) {
   HWY_DYNAMIC_DISPATCH(batch_norm_backward_any)(args);
+}
+
+void batch_norm_moments(const View& moments, const View& x) {
+  HWY_DYNAMIC_DISPATCH(batch_norm_moments_any)(moments, x);
+}
+
+void batch_norm_backward_sums(const View& sums, const NormBackwardArgs& args) {
+  HWY_DYNAMIC_DISPATCH(batch_norm_backward_sums_any)(sums, args);
+}
+
+void batch_norm_backward_input(const View& sums, double count, const NormBackwardArgs& args) {
+  HWY_DYNAMIC_DISPATCH(batch_norm_backward_input_any)(sums, count, args);
 }
 
 }  // namespace cohort::backend::cpu

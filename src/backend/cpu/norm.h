@@ -25,6 +25,11 @@ struct NormBackwardArgs {
 };
 void batch_norm_backward(const NormBackwardArgs& args);
 
+// The steps of them for a part of a batch. Of the arguments, each step takes what it needs.
+void batch_norm_moments(const View& moments, const View& x);
+void batch_norm_backward_sums(const View& sums, const NormBackwardArgs& args);
+void batch_norm_backward_input(const View& sums, double count, const NormBackwardArgs& args);
+
 void layer_norm(const View& out, const View& mean, const View& rstd, const View& x,
                 const View& weight, const View& bias, double eps);
 void layer_norm_backward(const NormBackwardArgs& args);

@@ -105,6 +105,10 @@ class CpuOptim final : public OptimKernels {
       }
     });
   }
+  void unscale(const Stream& stream, const View& flag, const View& grad,
+               double factor) const override {
+    stream.launch([=] { cpu::unscale(flag, grad, factor); });
+  }
 };
 
 }  // namespace

@@ -30,4 +30,6 @@ void sgd_update(const SgdOperands<double>& at, std::size_t count, const SgdParam
 void adam_update(const AdamOperands<float>& at, std::size_t count, const AdamParams& params);
 void adam_update(const AdamOperands<double>& at, std::size_t count, const AdamParams& params);
 
+void unscale(const View& flag, const View& grad, double factor);
+
 }  // namespace cohort::backend::cpu

@@ -84,6 +84,17 @@ class CudaNorm final : public NormKernels {
                            bool) const override {
     not_filled("batch_norm_backward");
   }
+  void batch_norm_moments(const Stream&, const View&, const View&) const override {
+    not_filled("batch_norm_moments");
+  }
+  void batch_norm_backward_sums(const Stream&, const View&, const GradView&, const GradView&,
+                                const View&, const View&, const View&, const View&) const override {
+    not_filled("batch_norm_backward_sums");
+  }
+  void batch_norm_backward_input(const Stream&, const View&, const View&, const View&, const View&,
+                                 const View&, const View&, const View&, double) const override {
+    not_filled("batch_norm_backward_input");
+  }
   void layer_norm(const Stream&, const View&, const View&, const View&, const View&, const View&,
                   const View&, double) const override {
     not_filled("layer_norm");
@@ -134,6 +145,9 @@ class CudaOptim final : public OptimKernels {
   void adam(const Stream&, const View&, const View&, const View&, const View&, const View&,
             const AdamParams&) const override {
     not_filled("adam");
+  }
+  void unscale(const Stream&, const View&, const View&, double) const override {
+    not_filled("unscale");
   }
 };
 

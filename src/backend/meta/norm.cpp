@@ -14,6 +14,12 @@ class MetaNorm final : public NormKernels {
   void batch_norm_backward(const Stream&, const View&, const GradView&, const GradView&,
                            const View&, const View&, const View&, const View&, const View&,
                            bool) const override {}
+  void batch_norm_moments(const Stream&, const View&, const View&) const override {}
+  void batch_norm_backward_sums(const Stream&, const View&, const GradView&, const GradView&,
+                                const View&, const View&, const View&, const View&) const override {
+  }
+  void batch_norm_backward_input(const Stream&, const View&, const View&, const View&, const View&,
+                                 const View&, const View&, const View&, double) const override {}
   void layer_norm(const Stream&, const View&, const View&, const View&, const View&, const View&,
                   const View&, double) const override {}
   void layer_norm_backward(const Stream&, const View&, const GradView&, const GradView&,

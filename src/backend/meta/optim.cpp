@@ -9,6 +9,7 @@ class MetaOptim final : public OptimKernels {
   void sgd(const Stream&, const View&, const View&, const View&, const SgdParams&) const override {}
   void adam(const Stream&, const View&, const View&, const View&, const View&, const View&,
             const AdamParams&) const override {}
+  void unscale(const Stream&, const View&, const View&, double) const override {}
 };
 
 }  // namespace
