@@ -218,8 +218,8 @@ std::shared_ptr<ProcessGroup> make_process_group(std::unique_ptr<Transport> tran
   check(timeout > Milliseconds(0), "[process_group] the timeout must be positive, got ",
         timeout.count(), " ms");
   const std::shared_ptr<Runtime>& runtime = Context::current().runtime();
-  auto impl = std::make_shared<ProcessGroup::Impl>(
-      std::move(transport), runtime, std::move(name), timeout, std::move(world_ranks));
+  auto impl = std::make_shared<ProcessGroup::Impl>(std::move(transport), runtime, std::move(name),
+                                                   timeout, std::move(world_ranks));
   runtime->add_failure_listener(impl);
   return std::make_shared<ProcessGroup>(std::move(impl));
 }

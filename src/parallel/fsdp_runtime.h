@@ -116,13 +116,13 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   Stream gathering_;  // where the compute stream is queued: what gathers wait for
 
   bool sync_ = true;
-  int depth_ = 0;                                 // of nested forwards
-  std::vector<FSDPCall> calls_;  // that have begun and not ended, inner last
-  std::vector<FSDPUnit*> forward_order_;          // of the running step
-  std::vector<FSDPUnit*> last_order_;             // of the one before
-  std::size_t cursor_ = 0;                        // in forward_order_: backward has come to it
-  std::uint64_t backward_ = 0;                    // the one that is armed; 0: none
-  bool accumulating_ = false;                     // it computes gradients of parameters
+  int depth_ = 0;                         // of nested forwards
+  std::vector<FSDPCall> calls_;           // that have begun and not ended, inner last
+  std::vector<FSDPUnit*> forward_order_;  // of the running step
+  std::vector<FSDPUnit*> last_order_;     // of the one before
+  std::size_t cursor_ = 0;                // in forward_order_: backward has come to it
+  std::uint64_t backward_ = 0;            // the one that is armed; 0: none
+  bool accumulating_ = false;             // it computes gradients of parameters
   std::vector<Reduction> reductions_;
   bool fence_due_ = false;  // shards may have been written since the last fence
 };

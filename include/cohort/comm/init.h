@@ -31,10 +31,10 @@ std::shared_ptr<ProcessGroup> init_from_env(const InitOptions& options = {});
 // differently. (64 and 70 as in sysexits.h; below 64 are the program's own.)
 inline constexpr int kExitInvalidArgument = 64;  // InvalidArgument
 inline constexpr int kExitError = 70;            // any other exception
-inline constexpr int kExitPeer = 71;             // PeerError, RemoteError: another rank failed first
-inline constexpr int kExitTimeout = 72;          // TimeoutError
-inline constexpr int kExitMismatch = 73;         // MismatchError
-inline constexpr int kExitOutOfMemory = 74;      // OutOfMemory
+inline constexpr int kExitPeer = 71;         // PeerError, RemoteError: another rank failed first
+inline constexpr int kExitTimeout = 72;      // TimeoutError
+inline constexpr int kExitMismatch = 73;     // MismatchError
+inline constexpr int kExitOutOfMemory = 74;  // OutOfMemory
 
 // Runs `fn` and returns its result. An exception that escapes it is printed on standard error with
 // the rank, told to the peers of all groups of the current context's runtime, and turned into an
