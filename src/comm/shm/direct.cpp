@@ -57,14 +57,21 @@ std::int64_t ShmTransport::direct_all_reduce(const Call& call) {
   return (share.end - share.begin) * item * size();
 }
 
-std::int64_t ShmTransport::direct_reduce_scatter(const Call& call, void* out, const Parts& parts) {
-  std::vector<const void*> sources;
-  for (int r = 0; r < size(); ++r) {
-    sources.push_back(peer_part(&CallRecord::in, r) + parts.offset(rank()));
+std::int64_t ShmTransport::direct_reduce_parts(void* out, const Parts& parts,
+                                               std::int64_t out_item, const Combine& combine) {
+  std::vector<const void*> sources(static_cast<std::size_t>(size()));
+  const std::int64_t count = parts.counts[static_cast<std::size_t>(rank())];
+  const std::int64_t step = kCheckBytes / parts.item;
+  for (std::int64_t at = 0; at < count; at += step) {
+    member_->check_running();
+    for (int r = 0; r < size(); ++r) {
+      sources[static_cast<std::size_t>(r)] =
+          peer_part(&CallRecord::in, r) + parts.offset(rank()) + at * parts.item;
+    }
+    combine(static_cast<std::byte*>(out) + at * out_item, sources, std::min(step, count - at));
   }
-  reduce_checked({&out, 1}, sources, parts.counts[static_cast<std::size_t>(rank())], call);
   finish();
-  return parts.bytes(rank());
+  return count * out_item;
 }
 
 std::int64_t ShmTransport::direct_gather_out(void* out, const void* in, const Parts& parts) {

@@ -68,8 +68,8 @@ class Member {
   std::exception_ptr failure(Operation operation) const;
 
   // Ends the group, if it runs, and throws its failure: the first that was recorded.
-  [[noreturn]] void fail(FailureRecord::Kind kind, int origin, const std::string& reason);
-  void record_failure(FailureRecord::Kind kind, int origin, const std::string& reason) noexcept;
+  [[noreturn]] void fail(FailureKind kind, int origin, const std::string& reason);
+  void record_failure(FailureKind kind, int origin, const std::string& reason) noexcept;
   void abort(const std::string& reason) noexcept;
   void abort_text_follows() noexcept;
   void leave() noexcept;

@@ -6,11 +6,11 @@
 #include <tuple>
 
 #include "comm/collective_values.h"
+#include "comm/worlds.h"
 
 namespace cohort::test {
 namespace {
 
-using comm::LocalWorld;
 using comm::ProcessGroup;
 using comm::ReduceOp;
 using Group = std::shared_ptr<ProcessGroup>;
@@ -24,6 +24,7 @@ struct Case {
   int world;
   DType dtype;
   Memory memory;
+  Over over = Over::shm;
 };
 
 class Collectives : public testing::TestWithParam<Case> {
@@ -32,7 +33,7 @@ class Collectives : public testing::TestWithParam<Case> {
   template <typename F>
   void on_grid(F fn) {
     const Case c = GetParam();
-    LocalWorld(c.world, {.timeout = std::chrono::seconds(60)}).run([&](const Group& group) {
+    World(c.over, c.world, {.timeout = std::chrono::seconds(60)}).run([&](const Group& group) {
       dispatch(c.dtype, [&](auto zero) {
         for (const std::int64_t size : kSizes) fn(group, zero, size);
       });
@@ -305,6 +306,16 @@ std::vector<Case> grid() {
   }
   cases.push_back({3, f32, Memory::mixed});
   cases.push_back({4, bf16, Memory::mixed});
+  for (const Over over : transports()) {
+    if (over == Over::shm) continue;
+    for (const int world : {2, 3, 4}) {
+      for (int dtype = 0; dtype < kDTypeCount; ++dtype) {
+        cases.push_back({world, static_cast<DType>(dtype), Memory::ordinary, over});
+      }
+    }
+    cases.push_back({4, f32, Memory::symmetric, over});
+    cases.push_back({3, bf16, Memory::mixed, over});
+  }
   return cases;
 }
 
@@ -313,7 +324,7 @@ INSTANTIATE_TEST_SUITE_P(Grid, Collectives, testing::ValuesIn(grid()), [](const 
   const char* memory = c.memory == Memory::ordinary    ? "ordinary"
                        : c.memory == Memory::symmetric ? "symmetric"
                                                        : "mixed";
-  return str("world", c.world, "_", name(c.dtype), "_", memory);
+  return str(name(c.over), "_world", c.world, "_", name(c.dtype), "_", memory);
 });
 
 }  // namespace
