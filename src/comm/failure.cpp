@@ -71,9 +71,8 @@ std::uint64_t hash_counts(std::span<const std::int64_t> counts) {
 std::string describe_mismatch(std::span<const Said> said) {
   std::vector<std::pair<std::uint64_t, std::vector<int>>> groups;  // in order of their first rank
   for (std::size_t r = 0; r < said.size(); ++r) {
-    auto found = std::find_if(groups.begin(), groups.end(), [&](const auto& group) {
-      return group.first == said[r].signature;
-    });
+    auto found = std::find_if(groups.begin(), groups.end(),
+                              [&](const auto& group) { return group.first == said[r].signature; });
     if (found == groups.end()) found = groups.insert(groups.end(), {said[r].signature, {}});
     found->second.push_back(static_cast<int>(r));
   }

@@ -90,9 +90,9 @@ std::unique_ptr<Transport> make_cpu_transport(Store& store, const LaunchEnv& env
       .hierarchical = options.backend == "auto" && !one_rank_each,
   };
   const bool loopback = is_loopback(between.address);
-  check<NotSupported>(hosts.one() || !loopback, "[init] rank ", env.rank,
-                      " would listen on ", between.address,
-                      ", which other hosts cannot reach: MASTER_ADDR (", env.master_addr,
+  check<NotSupported>(hosts.one() || !loopback, "[init] rank ", env.rank, " would listen on ",
+                      between.address, ", which other hosts cannot reach: MASTER_ADDR (",
+                      env.master_addr,
                       ") must be an address that all hosts know, or COHORT_SOCKET_IFNAME must name "
                       "an interface");
   return gloo::make_gloo_transport(store, env.rank, env.world_size, "world", deadline.left(),
@@ -115,8 +115,8 @@ std::shared_ptr<ProcessGroup> init_from_env(const InitOptions& options) {
     return make_process_group(make_self_transport(), "world", options.timeout);
   }
   const std::shared_ptr<Store> store = join_world(env, options.timeout);
-  auto group = make_process_group(make_cpu_transport(*store, env, options), "world",
-                                  options.timeout);
+  auto group =
+      make_process_group(make_cpu_transport(*store, env, options), "world", options.timeout);
   // The store may be rank 0's own and go with it: nobody needs it any more once all have met.
   group->barrier().synchronize();
   return group;

@@ -104,10 +104,9 @@ void LocalWorld::run(const RankFunction& fn) const {
   run_thread_ranks(
       size_, options_,
       [&](int rank) {
-        return size_ == 1
-                   ? make_self_transport()
-                   : shm::make_shm_transport(shm::make_thread_link(hub, rank, size_), rank, size_,
-                                             "world", options_.timeout);
+        return size_ == 1 ? make_self_transport()
+                          : shm::make_shm_transport(shm::make_thread_link(hub, rank, size_), rank,
+                                                    size_, "world", options_.timeout);
       },
       fn);
 }

@@ -70,7 +70,8 @@ class World {
 
  private:
   std::unique_ptr<comm::Transport> make(
-      comm::Store& store, int rank, const std::vector<std::shared_ptr<comm::shm::Hub>>& hubs) const {
+      comm::Store& store, int rank,
+      const std::vector<std::shared_ptr<comm::shm::Hub>>& hubs) const {
     comm::gloo::GlooOptions options{.host_of = host_of_,
                                     .hierarchical = over_ == Over::hierarchical};
     const int host = host_of_[static_cast<std::size_t>(rank)];
@@ -82,7 +83,8 @@ class World {
       ++ranks;
     }
     if (options.hierarchical && ranks > 1) {
-      options.link = comm::shm::make_thread_link(hubs[static_cast<std::size_t>(host)], place, ranks);
+      options.link =
+          comm::shm::make_thread_link(hubs[static_cast<std::size_t>(host)], place, ranks);
     }
     return comm::gloo::make_gloo_transport(store, rank, size_, "world", options_.timeout, options);
   }

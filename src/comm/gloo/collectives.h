@@ -83,13 +83,13 @@ class GlooTransport : public Transport {
   // What goes on between some ranks of a reduction: `group[g]` reduces part g of their tensors.
   struct Reduction {
     const Call& call;
-    std::vector<int> group;       // ranks that exchange, in the order of the sum
-    int self;                     // this rank's place among them
-    const Parts& parts;           // by place; of what travels
-    const std::byte* in;          // this rank's whole tensor
-    std::byte* out;               // its reduced part
-    std::byte* hand_back;         // the whole reduced tensor, or null where only parts are wanted
-    const Parts& out_parts;       // of `hand_back`
+    std::vector<int> group;  // ranks that exchange, in the order of the sum
+    int self;                // this rank's place among them
+    const Parts& parts;      // by place; of what travels
+    const std::byte* in;     // this rank's whole tensor
+    std::byte* out;          // its reduced part
+    std::byte* hand_back;    // the whole reduced tensor, or null where only parts are wanted
+    const Parts& out_parts;  // of `hand_back`
     // Combines one piece: sources by place.
     std::function<void(void*, std::span<const void* const>, std::int64_t elements)> combine;
   };

@@ -105,8 +105,7 @@ Control::~Control() {
 void Control::meet(Store& store, const std::string& address, Deadline deadline) {
   const Listener listener = listen_on(address, 0);
   const shm::Nonce nonce = shm::random_nonce();
-  store.set(key(rank_), str(address, ' ', listener.port, ' ', shm::to_hex(nonce)),
-            deadline.left());
+  store.set(key(rank_), str(address, ' ', listener.port, ' ', shm::to_hex(nonce)), deadline.left());
   std::vector<Address> found;
   for (int r = 0; r < size_; ++r) {
     try {
@@ -140,8 +139,7 @@ void Control::meet(Store& store, const std::string& address, Deadline deadline) 
                              " at ", address, " in time"));
     }
     if (!poll_for(listener.fd.get(), POLLIN, deadline.sooner(Deadline::after(kSlice)))) continue;
-    UniqueFd socket(
-        ::accept4(listener.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    UniqueFd socket(::accept4(listener.fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     Hello hello{};
     // Strangers are dropped: they do not know the nonce.
     if (!socket ||
@@ -277,9 +275,9 @@ void Control::read(int rank) {
     if (got == 0) {
       lose(rank, "its process ended");
     } else if (error != EAGAIN) {
-      lose(rank, error == ECONNRESET ? "its process ended"
-                                     : str("it cannot be reached (",
-                                           std::generic_category().message(error), ')'));
+      lose(rank, error == ECONNRESET
+                     ? "its process ended"
+                     : str("it cannot be reached (", std::generic_category().message(error), ')'));
     }
     return;
   }

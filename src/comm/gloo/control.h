@@ -107,7 +107,7 @@ class Control {
   std::vector<std::string> addresses_;
   std::vector<Peer> peers_;
   UniqueFd wake_;
-  std::mutex out_mutex_;  // guards Peer::out
+  std::mutex out_mutex_;   // guards Peer::out
   std::mutex hear_mutex_;  // guards what follows, and is held while a hearer is called
   std::map<std::uint64_t, Hearer*> hearers_;
   std::set<std::uint64_t> removed_;

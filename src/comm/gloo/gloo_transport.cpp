@@ -59,9 +59,9 @@ std::unique_ptr<Transport> make_gloo_transport(Store& store, int rank, int size,
   const SumTree tree(host_of);
   // The first group of its control; those split from it have other numbers.
   constexpr std::uint64_t kFirst = 1;
-  auto member = std::make_unique<Member>(
-      std::move(control), std::make_unique<Mesh>(device, rank, size, deadline), kFirst,
-      std::move(ranks), rank, group);
+  auto member = std::make_unique<Member>(std::move(control),
+                                         std::make_unique<Mesh>(device, rank, size, deadline),
+                                         kFirst, std::move(ranks), rank, group);
   member->connect(deadline.left());
   if (!options.hierarchical) {
     return std::make_unique<GlooTransport>(std::move(device), std::move(member), tree);
@@ -179,8 +179,7 @@ void GlooTransport::Round::say(int peer, const void* data, std::int64_t bytes,
     std::memcpy(envelope.out.data() + sizeof(own_), data, static_cast<std::size_t>(bytes));
   }
   transport_.member_->post(peer, [&] {
-    envelope.out_buffer->send(peer, kHeaderSlot, 0,
-                              sizeof(own_) + static_cast<std::size_t>(bytes));
+    envelope.out_buffer->send(peer, kHeaderSlot, 0, sizeof(own_) + static_cast<std::size_t>(bytes));
   });
   envelope.out_posted = true;
 }
@@ -231,8 +230,7 @@ void GlooTransport::barrier(const Call& call) {
   round.finish();
 }
 
-void GlooTransport::agree_to_allocate(Round& round, std::size_t bytes,
-                                      const std::string& refusal) {
+void GlooTransport::agree_to_allocate(Round& round, std::size_t bytes, const std::string& refusal) {
   if (!refusal.empty()) round.refuse();
   round.say_all();
   round.meet();

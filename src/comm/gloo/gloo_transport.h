@@ -16,8 +16,8 @@ void check_gloo_is_built();
 struct GlooOptions {
   // This host's own address, which the other ranks can reach.
   std::string address = "127.0.0.1";
-  // host_of[r] is any number that names the host of rank r: the sum tree follows from it. Empty: one
-  // host.
+  // host_of[r] is any number that names the host of rank r: the sum tree follows from it. Empty:
+  // one host.
   std::vector<int> host_of = {};
   // What connects the ranks of this host. Given on all ranks: groups are hierarchical (null on a
   // host's only rank). Otherwise every rank talks to every other through Gloo.

@@ -16,8 +16,7 @@ namespace {
 constexpr Milliseconds kLocalGrace{10'000};
 
 std::unique_ptr<shm::ShmTransport> as_shm(std::unique_ptr<Transport> transport) {
-  return std::unique_ptr<shm::ShmTransport>(
-      static_cast<shm::ShmTransport*>(transport.release()));
+  return std::unique_ptr<shm::ShmTransport>(static_cast<shm::ShmTransport*>(transport.release()));
 }
 
 }  // namespace
@@ -142,11 +141,11 @@ std::int64_t HierarchicalTransport::all_reduce(const Call& call, void* data) {
     const Parts back = parts_of(shares, call.dtype);
     const Parts there = parts_of(shares, wide);
     const Finish finish = finish_for(call.reduce, call.scale, size());
-    moved += exchange({call, slice_owners(), host_, there, partial, slice + back.offset(host_),
-                       slice, back,
-                       [&](void* out, std::span<const void* const> sources, std::int64_t count) {
-                         reduce_partials(out, sources, count, call.dtype, call.reduce, finish);
-                       }});
+    moved +=
+        exchange({call, slice_owners(), host_, there, partial, slice + back.offset(host_), slice,
+                  back, [&](void* out, std::span<const void* const> sources, std::int64_t count) {
+                    reduce_partials(out, sources, count, call.dtype, call.reduce, finish);
+                  }});
   }
   gather_locally(call, static_cast<std::byte*>(data), slice, counts);
   round.finish();
@@ -172,11 +171,11 @@ std::int64_t HierarchicalTransport::reduce_scatter(const Call& call, void* out, 
                 static_cast<const std::byte*>(in) + parts.offset(first), counts_of(counts, h));
   }
   const Finish finish = finish_for(call.reduce, call.scale, size());
-  const std::int64_t moved = exchange(
-      {call, slice_owners(), host_, there, sums, static_cast<std::byte*>(out), nullptr, back,
-       [&](void* to, std::span<const void* const> sources, std::int64_t count) {
-         reduce_partials(to, sources, count, call.dtype, call.reduce, finish);
-       }});
+  const std::int64_t moved =
+      exchange({call, slice_owners(), host_, there, sums, static_cast<std::byte*>(out), nullptr,
+                back, [&](void* to, std::span<const void* const> sources, std::int64_t count) {
+                  reduce_partials(to, sources, count, call.dtype, call.reduce, finish);
+                }});
   round.finish();
   return moved + there.offset(hosts - 1) + there.bytes(hosts - 1);
 }
@@ -209,8 +208,7 @@ std::int64_t HierarchicalTransport::all_gather(const Call& call, void* out, cons
       if (one.peer == r) await_received(one);
     }
     const int first = tree_.hosts()[h].front();
-    gather_locally(call, whole + parts.offset(first),
-                   r == rank() ? in : whole + parts.offset(r),
+    gather_locally(call, whole + parts.offset(first), r == rank() ? in : whole + parts.offset(r),
                    counts_of(counts, static_cast<int>(h)));
     moved += parts.bytes(r);
   }

@@ -165,8 +165,8 @@ void Member::await(Buffer& buffer, int peer, bool receives) {
     waiting_ = nullptr;
   }
   if (!trouble.empty()) {
-    fail_unless_told(peer, str("rank ", rank_, " lost its connection to rank ", peer, ": ",
-                               trouble));
+    fail_unless_told(peer,
+                     str("rank ", rank_, " lost its connection to rank ", peer, ": ", trouble));
   }
   check_running();
 }
@@ -235,7 +235,8 @@ void Member::close_and_wake(const std::string& reason) noexcept {
   std::function<void(const std::string&)> told;
   {
     const std::lock_guard lock(mutex_);
-    if (waiting_ != nullptr) waiting_receives_ ? waiting_->abortWaitRecv() : waiting_->abortWaitSend();
+    if (waiting_ != nullptr)
+      waiting_receives_ ? waiting_->abortWaitRecv() : waiting_->abortWaitSend();
     told = told_;
   }
   changed_.notify_all();
@@ -270,10 +271,9 @@ std::exception_ptr Member::failure(Operation operation) const {
   std::unique_lock lock(mutex_);
   // The text is a moment away, unless its writer dies first.
   changed_.wait_for(lock, kTextGrace, [&] { return failure_.has_value(); });
-  const Failure told =
-      failure_.value_or(Failure{FailureKind::peer, unwinding_,
-                                str("rank ", unwinding_,
-                                    " failed: an exception left the scope of its group")});
+  const Failure told = failure_.value_or(
+      Failure{FailureKind::peer, unwinding_,
+              str("rank ", unwinding_, " failed: an exception left the scope of its group")});
   return make_error(told, operation, {rank_, size_, group_, sequence_});
 }
 
@@ -492,8 +492,7 @@ Failure Member::overdue() const {
               "; before that, all ",
               previous_sequence_ == 0
                   ? "had only formed the group"
-                  : str("finished ", describe(previous_), " (sequence ", previous_sequence_,
-                        ')'))};
+                  : str("finished ", describe(previous_), " (sequence ", previous_sequence_, ')'))};
 }
 
 void Member::check_crossed(int rank) {
@@ -516,9 +515,8 @@ void Member::check_crossed(int rank) {
   }
   const std::string reason =
       str("the ranks use two groups in different orders: rank ", rank_, " is in ", mine,
-          " on group '", group_, "', while rank ", rank, " is in ", theirs.operation,
-          " (sequence ", theirs.sequence, ") on group '", other->group_,
-          "', and each waits for the other");
+          " on group '", group_, "', while rank ", rank, " is in ", theirs.operation, " (sequence ",
+          theirs.sequence, ") on group '", other->group_, "', and each waits for the other");
   // This group first: the peer leaves the other one as soon as that has failed, and must not find
   // this one running.
   record({FailureKind::mismatch, rank, reason}, /*tells=*/true);

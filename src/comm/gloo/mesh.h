@@ -16,8 +16,8 @@ namespace cohort::comm::gloo {
 using Device = ::gloo::transport::Device;
 using Buffer = ::gloo::transport::UnboundBuffer;
 
-// A socket whose other end has gone raises SIGPIPE in the thread that writes to it, which by default
-// ends the program. Blocked while this lives, in this thread and in those that it starts.
+// A socket whose other end has gone raises SIGPIPE in the thread that writes to it, which by
+// default ends the program. Blocked while this lives, in this thread and in those that it starts.
 class NoSigpipe {
  public:
   NoSigpipe();

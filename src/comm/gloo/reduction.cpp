@@ -1,6 +1,6 @@
-// Reductions: each rank of an exchange owns a part, receives the others' values of it, combines them
-// in the order of the sum tree, and for an all-reduce hands the result back. Large parts travel in
-// pieces, so that one is summed while the next arrives.
+// Reductions: each rank of an exchange owns a part, receives the others' values of it, combines
+// them in the order of the sum tree, and for an all-reduce hands the result back. Large parts
+// travel in pieces, so that one is summed while the next arrives.
 
 #include <algorithm>
 #include <cstring>
@@ -57,8 +57,7 @@ std::int64_t GlooTransport::exchange(const Reduction& reduction) {
   const auto expect = [&](int g, std::int64_t p) {
     Posted& posted = arriving[static_cast<std::size_t>(g)];
     member_->post(rank_at(g), [&] {
-      posted.buffer->recv(rank_at(g), kDataSlot,
-                          static_cast<std::size_t>(slot(g, p) - slot(g, 0)),
+      posted.buffer->recv(rank_at(g), kDataSlot, static_cast<std::size_t>(slot(g, p) - slot(g, 0)),
                           static_cast<std::size_t>(own_length(p)));
     });
     ++posted.open;
@@ -78,8 +77,7 @@ std::int64_t GlooTransport::exchange(const Reduction& reduction) {
       const std::int64_t at = posted.open * back_piece;
       member_->post(rank_at(g), [&] {
         posted.buffer->recv(rank_at(g), kResultSlot, static_cast<std::size_t>(at),
-                            static_cast<std::size_t>(
-                                piece_length(bytes, posted.open, back_piece)));
+                            static_cast<std::size_t>(piece_length(bytes, posted.open, back_piece)));
       });
     }
   });
@@ -93,9 +91,8 @@ std::int64_t GlooTransport::exchange(const Reduction& reduction) {
       if (length == 0) return;
       Posted& posted = sent[static_cast<std::size_t>(g)];
       if (!posted.buffer) {
-        posted = {member_->mesh().buffer(
-                      const_cast<std::byte*>(reduction.in) + parts.offset(g),
-                      static_cast<std::size_t>(parts.bytes(g))),
+        posted = {member_->mesh().buffer(const_cast<std::byte*>(reduction.in) + parts.offset(g),
+                                         static_cast<std::size_t>(parts.bytes(g))),
                   rank_at(g), 0};
       }
       member_->post(rank_at(g), [&] {
@@ -109,9 +106,9 @@ std::int64_t GlooTransport::exchange(const Reduction& reduction) {
 
   // Each piece of the own part, as it is complete.
   const std::int64_t own_back = reduction.out_parts.bytes(self);
-  Posted handed{own_back == 0 ? nullptr
-                              : member_->mesh().buffer(reduction.out,
-                                                       static_cast<std::size_t>(own_back)),
+  Posted handed{own_back == 0
+                    ? nullptr
+                    : member_->mesh().buffer(reduction.out, static_cast<std::size_t>(own_back)),
                 -1, 0};
   std::vector<const void*> sources(static_cast<std::size_t>(count));
   for (std::int64_t p = 0; p < own_pieces; ++p) {
@@ -161,8 +158,7 @@ std::int64_t GlooTransport::all_reduce(const Call& call, void* data) {
   Round round(*this, call);
   round.say_all();
   round.meet();
-  const Parts parts =
-      parts_of(share_counts(call.elements, item, size(), size()), call.dtype);
+  const Parts parts = parts_of(share_counts(call.elements, item, size(), size()), call.dtype);
   auto* const bytes = static_cast<std::byte*>(data);
   const Finish finish = finish_for(call.reduce, call.scale, size());
   const std::int64_t moved = exchange(
@@ -181,12 +177,12 @@ std::int64_t GlooTransport::reduce_scatter(const Call& call, void* out, const vo
   round.meet();
   const Parts parts = parts_of(counts, call.dtype);
   const Finish finish = finish_for(call.reduce, call.scale, size());
-  const std::int64_t moved = exchange(
-      {call, member_->everybody(), rank(), parts, static_cast<const std::byte*>(in),
-       static_cast<std::byte*>(out), nullptr, parts,
-       [&](void* to, std::span<const void* const> sources, std::int64_t elements) {
-         tree_.reduce(to, sources, elements, call.dtype, call.reduce, finish);
-       }});
+  const std::int64_t moved =
+      exchange({call, member_->everybody(), rank(), parts, static_cast<const std::byte*>(in),
+                static_cast<std::byte*>(out), nullptr, parts,
+                [&](void* to, std::span<const void* const> sources, std::int64_t elements) {
+                  tree_.reduce(to, sources, elements, call.dtype, call.reduce, finish);
+                }});
   round.finish();
   return moved;
 }

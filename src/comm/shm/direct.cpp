@@ -57,8 +57,8 @@ std::int64_t ShmTransport::direct_all_reduce(const Call& call) {
   return (share.end - share.begin) * item * size();
 }
 
-std::int64_t ShmTransport::direct_reduce_parts(void* out, const Parts& parts,
-                                               std::int64_t out_item, const Combine& combine) {
+std::int64_t ShmTransport::direct_reduce_parts(void* out, const Parts& parts, std::int64_t out_item,
+                                               const Combine& combine) {
   std::vector<const void*> sources(static_cast<std::size_t>(size()));
   const std::int64_t count = parts.counts[static_cast<std::size_t>(rank())];
   const std::int64_t step = kCheckBytes / parts.item;

@@ -166,8 +166,7 @@ void Member::time_out(const std::vector<int>& awaited) {
                : str("finished ", describe(previous_), " (sequence ", previous_sequence_, ')')));
 }
 
-void Member::record_failure(FailureKind kind, int origin,
-                            const std::string& reason) noexcept {
+void Member::record_failure(FailureKind kind, int origin, const std::string& reason) noexcept {
   FailureRecord& failure = header().failure;
   std::uint32_t expected = FailureRecord::running;
   if (!failure.state.value.compare_exchange_strong(expected, FailureRecord::writing)) {
