@@ -18,9 +18,9 @@ using Group = std::shared_ptr<comm::ProcessGroup>;
 TEST(SumTree, OrdersHostsByTheirLowestRank) {
   const std::vector<int> names = {7, 3, 7, 9, 3};
   const SumTree tree(names);
-  EXPECT_THAT(tree.hosts(), testing::ElementsAre(testing::ElementsAre(0, 2),
-                                                 testing::ElementsAre(1, 4),
-                                                 testing::ElementsAre(3)));
+  EXPECT_THAT(tree.hosts(),
+              testing::ElementsAre(testing::ElementsAre(0, 2), testing::ElementsAre(1, 4),
+                                   testing::ElementsAre(3)));
   EXPECT_EQ(tree.host(4), 1);
   EXPECT_EQ(tree.place(4), 1);
   EXPECT_EQ(tree.place(3), 0);
@@ -58,31 +58,33 @@ TEST_P(SumTreeOf, HasTheBitsOfItsDefinitionInEveryReduction) {
   const auto& [over, c, dtype] = GetParam();
   const std::vector<int>& host_of = c.host_of;
   const auto world = static_cast<int>(host_of.size());
-  World(over, world, {.timeout = std::chrono::seconds(60)}, host_of).run([&, dtype = dtype](
-                                                                             const Group& group) {
-    dispatch(dtype, [&](auto zero) {
-      using T = decltype(zero);
-      if constexpr (std::is_floating_point_v<T> || std::is_class_v<T>) {
-        for (const std::int64_t part : {1, 997, 70'003}) {
-          for (const auto& [op, scale] : {std::pair{ReduceOp::sum, 0.3}, {ReduceOp::mean, 1.0}}) {
-            const auto expected = [&, op = op, scale = scale](std::int64_t i) {
-              return reference<T>(host_of, i, op, scale);
-            };
-            const Tensor tensor = Tensor::empty({part * world}, {.dtype = dtype});
-            fill_with<T>(tensor, [&](std::int64_t i) { return wild_value<T>(group->rank(), i); });
-            const Tensor shard = Tensor::empty({part}, {.dtype = dtype});
-            const std::string what = str(part * world, " elements, ", op, " x ", scale);
-            group->reduce_scatter(shard, tensor, op, {.scale = scale}).wait();
-            expect_elements<T>(
-                shard, [&](std::int64_t i) { return expected(group->rank() * part + i); },
-                "reduce_scatter of " + what);
-            group->all_reduce(tensor, op, {.scale = scale}).wait();
-            expect_elements<T>(tensor, expected, "all_reduce of " + what);
+  World(over, world, {.timeout = std::chrono::seconds(60)}, host_of)
+      .run([&, dtype = dtype](const Group& group) {
+        dispatch(dtype, [&](auto zero) {
+          using T = decltype(zero);
+          if constexpr (std::is_floating_point_v<T> || std::is_class_v<T>) {
+            for (const std::int64_t part : {1, 997, 70'003}) {
+              for (const auto& [op, scale] :
+                   {std::pair{ReduceOp::sum, 0.3}, {ReduceOp::mean, 1.0}}) {
+                const auto expected = [&, op = op, scale = scale](std::int64_t i) {
+                  return reference<T>(host_of, i, op, scale);
+                };
+                const Tensor tensor = Tensor::empty({part * world}, {.dtype = dtype});
+                fill_with<T>(tensor,
+                             [&](std::int64_t i) { return wild_value<T>(group->rank(), i); });
+                const Tensor shard = Tensor::empty({part}, {.dtype = dtype});
+                const std::string what = str(part * world, " elements, ", op, " x ", scale);
+                group->reduce_scatter(shard, tensor, op, {.scale = scale}).wait();
+                expect_elements<T>(
+                    shard, [&](std::int64_t i) { return expected(group->rank() * part + i); },
+                    "reduce_scatter of " + what);
+                group->all_reduce(tensor, op, {.scale = scale}).wait();
+                expect_elements<T>(tensor, expected, "all_reduce of " + what);
+              }
+            }
           }
-        }
-      }
-    });
-  });
+        });
+      });
 }
 
 std::vector<Over> between_hosts() {
@@ -111,9 +113,8 @@ TEST(SumTree, RoundsNothingBetweenTheHosts) {
     World(over, 4, {}, {0, 0, 1, 1}).run([&](const Group& group) {
       for (const std::int64_t size : {1, 100'000}) {
         const Tensor tensor = Tensor::empty({size}, {.dtype = bf16});
-        fill_with<BFloat16>(tensor, [&](std::int64_t) {
-          return BFloat16(group->rank() == 0 ? 256.0f : 1.0f);
-        });
+        fill_with<BFloat16>(
+            tensor, [&](std::int64_t) { return BFloat16(group->rank() == 0 ? 256.0f : 1.0f); });
         group->all_reduce(tensor).wait();
         expect_elements<BFloat16>(
             tensor, [](std::int64_t) { return 260.0f; }, str(over, ", ", size));

@@ -114,6 +114,20 @@ std::string key(const char* what, int rank) {
   return str("shm/", what, '/', rank);
 }
 
+// All ranks come to the same refusal; the store may be rank 0's own, and must not go before the
+// others have read from it what they come to it by.
+void let_all_see(Store& store, int rank, int size) {
+  constexpr Milliseconds kPatience{5'000};
+  try {
+    store.set(key("seen", rank), "", kPatience);
+    std::vector<std::string> keys;
+    for (int r = 0; r < size; ++r) keys.push_back(key("seen", r));
+    if (rank == 0) store.wait(keys, kPatience);
+  } catch (const Error&) {
+    return;  // somebody is slower than that, or has gone
+  }
+}
+
 class Meeting {
  public:
   Meeting(Store& store, int rank, int size, Milliseconds timeout)
@@ -182,6 +196,7 @@ class Meeting {
       while (host < r && !reaches[static_cast<std::size_t>(host)]) ++host;
       for (int other = 0; other < r; ++other) {
         const bool same = host_of_[static_cast<std::size_t>(other)] == host;
+        if (same != reaches[static_cast<std::size_t>(other)]) let_all_see(store_, rank_, size_);
         check<NotSupported>(same == reaches[static_cast<std::size_t>(other)],
                             "[init] the hosts do not come apart: rank ", r,
                             same ? " cannot reach rank " : " reaches rank ", other,
@@ -273,6 +288,7 @@ Hosts find_hosts(Store& store, int rank, int size, Milliseconds timeout) {
 
 std::shared_ptr<Link> connect_processes(Store& store, int rank, int size, Milliseconds timeout) {
   Hosts hosts = find_hosts(store, rank, size, timeout);
+  if (!hosts.one()) let_all_see(store, rank, size);
   for (int r = 1; r < size; ++r) {
     check<NotSupported>(hosts.host_of[static_cast<std::size_t>(r)] == 0, "[init] rank ", r,
                         " does not share a host with rank 0 (backend shm, rank ", rank, " of ",

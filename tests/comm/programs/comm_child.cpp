@@ -1,4 +1,4 @@
-// A rank of the process tests: comm_child MODE [group timeout in milliseconds].
+// A rank of the process tests: comm_child MODE [group timeout in milliseconds] [backend].
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -75,8 +75,8 @@ void throwing_loader(const Group& group) {
 
 void little_memory(const Group& group) {
   if (group->rank() == 1) {
-    // No room to map another GiB: the limit of address space is what a process can set itself.
-    const rlimit limit{.rlim_cur = rlim_t{1} << 30, .rlim_max = rlim_t{1} << 30};
+    // No room to map so much more: the limit of address space is what a process can set itself.
+    const rlimit limit{.rlim_cur = rlim_t{3} << 28, .rlim_max = rlim_t{3} << 28};
     setrlimit(RLIMIT_AS, &limit);
   }
   try {
@@ -103,7 +103,8 @@ void forks_and_loops(const Group& group) {
 int run(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
   const Milliseconds timeout(argc > 2 ? std::stol(argv[2]) : 60'000);
-  const Group group = comm::init_from_env({.timeout = timeout});
+  const Group group =
+      comm::init_from_env({.timeout = timeout, .backend = argc > 3 ? argv[3] : "auto"});
   const bool odd = group->rank() == 1;
   const std::map<std::string, std::function<void()>> modes = {
       {"symmetric", [&] { all_reduce_loop(group, group->allocate({kLarge})); }},
