@@ -80,18 +80,21 @@ class GlooTransport : public Transport {
   };
   // One collective from the first header to its end.
   class Round;
-  // What goes on between some ranks of a reduction: `group[g]` reduces part g of their tensors.
+  // What goes on between some ranks of a reduction: the g-th of `group` reduces part g.
   struct Reduction {
-    const Call& call;
     std::vector<int> group;  // ranks that exchange, in the order of the sum
     int self;                // this rank's place among them
-    const Parts& parts;      // by place; of what travels
-    const std::byte* in;     // this rank's whole tensor
+    const Parts& parts;      // of what travels to be summed, by place
+    const std::byte* in;     // this rank's values of all parts
     std::byte* out;          // its reduced part
-    std::byte* hand_back;    // the whole reduced tensor, or null where only parts are wanted
+    std::byte* hand_back;    // all reduced parts, or null where only the own one is wanted
     const Parts& out_parts;  // of `hand_back`
-    // Combines one piece: sources by place.
-    std::function<void(void*, std::span<const void* const>, std::int64_t elements)> combine;
+    // Combines a piece: destination, sources by place, elements.
+    std::function<void(void*, std::span<const void* const>, std::int64_t)> combine;
+    // Where given: makes `bytes` of `in` from `at` on, before they are used.
+    std::function<void(std::int64_t at, std::int64_t bytes)> prepare = {};
+    // Where given: so many bytes of `hand_back` are there.
+    std::function<void(std::int64_t at, std::int64_t bytes)> arrived = {};
   };
 
   Posted post_send(int peer, std::uint64_t slot, const void* data, std::int64_t bytes);

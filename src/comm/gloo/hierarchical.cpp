@@ -127,28 +127,84 @@ std::int64_t HierarchicalTransport::all_reduce(const Call& call, void* data) {
   Round round(*this, call);
   round.say_all();
   round.meet();
-  const DType wide = partial_dtype(call.dtype);
-  const auto counts = share_counts(call.elements, item, slices_, local_size());
+  std::int64_t moved = 0;
+  const auto directly = [&](std::span<void* const> tensors) {
+    moved = reduce_slice(call, tensors, slice_counts(call));
+  };
+  const Call local = local_call(call, call.elements);
+  if (!local_) {
+    directly({&data, 1});
+  } else if (!locally([&] { return local_->on_all_tensors(local, data, directly); })) {
+    moved = staged_all_reduce(call, data);
+  }
+  round.finish();
+  return moved;
+}
+
+std::vector<std::int64_t> HierarchicalTransport::slice_counts(const Call& call) const {
+  return share_counts(call.elements, static_cast<std::int64_t>(item_size(call.dtype)), slices_,
+                      local_size());
+}
+
+// What the ranks that look after this slice do with the tensors of all ranks of their hosts: each
+// piece is summed on the host just before it is sent, or combined with the other hosts', and is
+// copied to the host's other ranks as soon as it is there.
+std::int64_t HierarchicalTransport::reduce_slice(const Call& call, std::span<void* const> tensors,
+                                                 const std::vector<std::int64_t>& counts) {
+  if (place_ >= slices_) return 0;
+  const Parts slices = parts_of(counts, call.dtype);
+  const std::int64_t begin = slices.offset(place_);
+  const auto wide = static_cast<std::int64_t>(item_size(partial_dtype(call.dtype)));
+  std::byte* const partial = partials(slices.bytes(place_) / slices.item * wide);
+  std::vector<const void*> sources(tensors.size());
+  const auto prepare = [&](std::int64_t at, std::int64_t bytes) {
+    for (std::size_t k = 0; k < tensors.size(); ++k) {
+      sources[k] = static_cast<const std::byte*>(tensors[k]) + begin + at / wide * slices.item;
+    }
+    reduce_to_partial(partial + at, sources, bytes / wide, call.dtype, call.reduce);
+  };
+  const auto own = static_cast<std::size_t>(place_);
+  const auto arrived = [&](std::int64_t at, std::int64_t bytes) {
+    for (std::size_t k = 0; k < tensors.size(); ++k) {
+      if (k == own) continue;
+      std::copy_n(static_cast<const std::byte*>(tensors[own]) + begin + at, bytes,
+                  static_cast<std::byte*>(tensors[k]) + begin + at);
+    }
+  };
+  std::byte* const slice = static_cast<std::byte*>(tensors[own]) + begin;
+  return slices.bytes(place_) * static_cast<std::int64_t>(tensors.size() - 1) +
+         exchange_slice(call, partial, slice, counts[own], prepare, arrived);
+}
+
+// The exchange between the hosts: this host's partial results of a slice against the slice.
+std::int64_t HierarchicalTransport::exchange_slice(
+    const Call& call, const std::byte* partial, std::byte* slice, std::int64_t elements,
+    std::function<void(std::int64_t, std::int64_t)> prepare,
+    std::function<void(std::int64_t, std::int64_t)> arrived) {
+  const auto hosts = static_cast<int>(tree_.hosts().size());
+  const auto shares =
+      share_counts(elements, static_cast<std::int64_t>(item_size(call.dtype)), hosts, hosts);
+  const Parts back = parts_of(shares, call.dtype);
+  const Parts there = parts_of(shares, partial_dtype(call.dtype));
+  const Finish finish = finish_for(call.reduce, call.scale, size());
+  return exchange({slice_owners(), host_, there, partial, slice + back.offset(host_), slice, back,
+                   [&](void* out, std::span<const void* const> sources, std::int64_t count) {
+                     reduce_partials(out, sources, count, call.dtype, call.reduce, finish);
+                   },
+                   std::move(prepare), std::move(arrived)});
+}
+
+std::int64_t HierarchicalTransport::staged_all_reduce(const Call& call, void* data) {
+  const std::vector<std::int64_t> counts = slice_counts(call);
   const Parts slices = parts_of(counts, call.dtype);
   const std::int64_t own = counts[static_cast<std::size_t>(place_)];
   std::byte* const slice = static_cast<std::byte*>(data) + slices.offset(place_);
-  std::byte* const partial = partials(own * static_cast<std::int64_t>(item_size(wide)));
+  std::byte* const partial =
+      partials(own * static_cast<std::int64_t>(item_size(partial_dtype(call.dtype))));
   sum_locally(call, partial, data, counts);
-  std::int64_t moved = own * item;
-  if (place_ < slices_) {
-    const auto hosts = static_cast<int>(tree_.hosts().size());
-    const auto shares = share_counts(own, item, hosts, hosts);
-    const Parts back = parts_of(shares, call.dtype);
-    const Parts there = parts_of(shares, wide);
-    const Finish finish = finish_for(call.reduce, call.scale, size());
-    moved +=
-        exchange({call, slice_owners(), host_, there, partial, slice + back.offset(host_), slice,
-                  back, [&](void* out, std::span<const void* const> sources, std::int64_t count) {
-                    reduce_partials(out, sources, count, call.dtype, call.reduce, finish);
-                  }});
-  }
+  std::int64_t moved = own * slices.item;
+  if (place_ < slices_) moved += exchange_slice(call, partial, slice, own, {}, {});
   gather_locally(call, static_cast<std::byte*>(data), slice, counts);
-  round.finish();
   return moved;
 }
 
@@ -172,7 +228,7 @@ std::int64_t HierarchicalTransport::reduce_scatter(const Call& call, void* out, 
   }
   const Finish finish = finish_for(call.reduce, call.scale, size());
   const std::int64_t moved =
-      exchange({call, slice_owners(), host_, there, sums, static_cast<std::byte*>(out), nullptr,
+      exchange({slice_owners(), host_, there, sums, static_cast<std::byte*>(out), nullptr,
                 back, [&](void* to, std::span<const void* const> sources, std::int64_t count) {
                   reduce_partials(to, sources, count, call.dtype, call.reduce, finish);
                 }});
@@ -226,7 +282,7 @@ std::int64_t HierarchicalTransport::broadcast(const Call& call, void* data) {
   Round round(*this, call);
   round.say_all();
   round.meet();
-  const auto counts = share_counts(call.elements, item, slices_, local_size());
+  const std::vector<std::int64_t> counts = slice_counts(call);
   const Parts slices = parts_of(counts, call.dtype);
   std::byte* const slice = static_cast<std::byte*>(data) + slices.offset(place_);
   const std::int64_t own = slices.bytes(place_);

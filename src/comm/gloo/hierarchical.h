@@ -45,6 +45,14 @@ class HierarchicalTransport final : public GlooTransport {
   Call local_call(const Call& call, std::int64_t elements) const;
   const std::vector<int>& host() const { return tree_.hosts()[static_cast<std::size_t>(host_)]; }
   int local_size() const { return static_cast<int>(host().size()); }
+  std::vector<std::int64_t> slice_counts(const Call& call) const;
+  std::int64_t reduce_slice(const Call& call, std::span<void* const> tensors,
+                            const std::vector<std::int64_t>& counts);
+  std::int64_t exchange_slice(const Call& call, const std::byte* partial, std::byte* slice,
+                              std::int64_t elements,
+                              std::function<void(std::int64_t, std::int64_t)> prepare,
+                              std::function<void(std::int64_t, std::int64_t)> arrived);
+  std::int64_t staged_all_reduce(const Call& call, void* data);
   // The ranks that look after this rank's slice, by host.
   std::vector<int> slice_owners() const;
   // The parts of one host's ranks, which lie one behind the other in a regular layout.

@@ -95,6 +95,7 @@ std::int64_t GlooTransport::exchange(const Reduction& reduction) {
                                          static_cast<std::size_t>(parts.bytes(g))),
                   rank_at(g), 0};
       }
+      if (reduction.prepare) reduction.prepare(parts.offset(g) + p * piece, length);
       member_->post(rank_at(g), [&] {
         posted.buffer->send(rank_at(g), kDataSlot, static_cast<std::size_t>(p * piece),
                             static_cast<std::size_t>(length));
@@ -113,6 +114,7 @@ std::int64_t GlooTransport::exchange(const Reduction& reduction) {
   std::vector<const void*> sources(static_cast<std::size_t>(count));
   for (std::int64_t p = 0; p < own_pieces; ++p) {
     sources[static_cast<std::size_t>(self)] = reduction.in + parts.offset(self) + p * piece;
+    if (reduction.prepare) reduction.prepare(parts.offset(self) + p * piece, own_length(p));
     for_each_peer(self, count, [&](int g) {
       Posted& posted = arriving[static_cast<std::size_t>(g)];
       member_->await_recv(*posted.buffer, rank_at(g));
@@ -132,8 +134,23 @@ std::int64_t GlooTransport::exchange(const Reduction& reduction) {
       ++handed.open;
       moved += length;
     });
+    if (reduction.arrived) {
+      reduction.arrived(reduction.out_parts.offset(self) + p * back_piece,
+                        piece_length(own_back, p, back_piece));
+    }
   }
-  for (Posted& posted : results) await_received(posted);
+  for (std::int64_t p = 0; p < pieces_of(parts.largest(), piece); ++p) {
+    for_each_peer(self, count, [&](int g) {
+      Posted& posted = results[static_cast<std::size_t>(g)];
+      if (posted.open == 0) return;
+      member_->await_recv(*posted.buffer, posted.peer);
+      --posted.open;
+      if (reduction.arrived) {
+        reduction.arrived(reduction.out_parts.offset(g) + p * back_piece,
+                          piece_length(reduction.out_parts.bytes(g), p, back_piece));
+      }
+    });
+  }
   for (Posted& posted : sent) await_sent(posted);
   await_sent(handed);
   return moved + own_back;
@@ -161,11 +178,11 @@ std::int64_t GlooTransport::all_reduce(const Call& call, void* data) {
   const Parts parts = parts_of(share_counts(call.elements, item, size(), size()), call.dtype);
   auto* const bytes = static_cast<std::byte*>(data);
   const Finish finish = finish_for(call.reduce, call.scale, size());
-  const std::int64_t moved = exchange(
-      {call, member_->everybody(), rank(), parts, bytes, bytes + parts.offset(rank()), bytes, parts,
-       [&](void* out, std::span<const void* const> sources, std::int64_t elements) {
-         tree_.reduce(out, sources, elements, call.dtype, call.reduce, finish);
-       }});
+  const std::int64_t moved =
+      exchange({member_->everybody(), rank(), parts, bytes, bytes + parts.offset(rank()), bytes,
+                parts, [&](void* out, std::span<const void* const> sources, std::int64_t elements) {
+                  tree_.reduce(out, sources, elements, call.dtype, call.reduce, finish);
+                }});
   round.finish();
   return moved;
 }
@@ -178,7 +195,7 @@ std::int64_t GlooTransport::reduce_scatter(const Call& call, void* out, const vo
   const Parts parts = parts_of(counts, call.dtype);
   const Finish finish = finish_for(call.reduce, call.scale, size());
   const std::int64_t moved =
-      exchange({call, member_->everybody(), rank(), parts, static_cast<const std::byte*>(in),
+      exchange({member_->everybody(), rank(), parts, static_cast<const std::byte*>(in),
                 static_cast<std::byte*>(out), nullptr, parts,
                 [&](void* to, std::span<const void* const> sources, std::int64_t elements) {
                   tree_.reduce(to, sources, elements, call.dtype, call.reduce, finish);

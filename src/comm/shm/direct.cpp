@@ -57,6 +57,20 @@ std::int64_t ShmTransport::direct_all_reduce(const Call& call) {
   return (share.end - share.begin) * item * size();
 }
 
+bool ShmTransport::on_all_tensors(const Call& call, void* data,
+                                  const std::function<void(std::span<void* const>)>& body) {
+  const Round round(*this, call);
+  const std::int64_t bytes = call.elements * static_cast<std::int64_t>(item_size(call.dtype));
+  own_record().out = pool_->locate(data, static_cast<std::size_t>(bytes));
+  meet();
+  if (common_route() != Route::out_direct) return false;
+  std::vector<void*> tensors;
+  for (int r = 0; r < size(); ++r) tensors.push_back(peer_part(&CallRecord::out, r));
+  body(tensors);
+  finish();
+  return true;
+}
+
 std::int64_t ShmTransport::direct_reduce_parts(void* out, const Parts& parts, std::int64_t out_item,
                                                const Combine& combine) {
   std::vector<const void*> sources(static_cast<std::size_t>(size()));

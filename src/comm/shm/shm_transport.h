@@ -39,6 +39,11 @@ class ShmTransport final : public Transport {
   // The same without the finish and its rounding: `out` is of partial_dtype(call.dtype).
   std::int64_t reduce_scatter_partial(const Call& call, void* out, const void* in,
                                       std::span<const std::int64_t> counts);
+  // Comes to a collective on `data` with all ranks. Where it lies at the same place of symmetric
+  // memory on all, runs `body` on everybody's tensors, by rank, and returns true once all ranks
+  // have; they must not write what another one still reads. Otherwise false: nothing was done.
+  bool on_all_tensors(const Call& call, void* data,
+                      const std::function<void(std::span<void* const>)>& body);
   std::int64_t all_gather(const Call& call, void* out, const void* in,
                           std::span<const std::int64_t> counts) override;
   std::int64_t broadcast(const Call& call, void* data) override;
