@@ -306,15 +306,21 @@ std::vector<Case> grid() {
   }
   cases.push_back({3, f32, Memory::mixed});
   cases.push_back({4, bf16, Memory::mixed});
-  for (const Over over : transports()) {
-    if (over == Over::shm) continue;
-    for (const int world : {2, 3, 4}) {
-      for (int dtype = 0; dtype < kDTypeCount; ++dtype) {
-        cases.push_back({world, static_cast<DType>(dtype), Memory::ordinary, over});
+  if (is_built(Over::gloo)) {
+    for (int dtype = 0; dtype < kDTypeCount; ++dtype) {
+      for (const int world : {2, 3, 4}) {
+        cases.push_back({world, static_cast<DType>(dtype), Memory::ordinary, Over::gloo});
       }
     }
-    cases.push_back({4, f32, Memory::symmetric, over});
-    cases.push_back({3, bf16, Memory::mixed, over});
+    // Three ranks: hosts of two and of one.
+    for (const DType dtype : {f32, f64, bf16, i64}) {
+      for (const int world : {3, 4}) {
+        cases.push_back({world, dtype, Memory::ordinary, Over::hierarchical});
+        cases.push_back({world, dtype, Memory::symmetric, Over::hierarchical});
+      }
+    }
+    cases.push_back({4, f32, Memory::symmetric, Over::gloo});
+    cases.push_back({4, bf16, Memory::mixed, Over::hierarchical});
   }
   return cases;
 }

@@ -20,8 +20,7 @@ namespace cohort::comm::gloo {
 struct Header {
   std::uint64_t signature;
   std::int64_t elements;
-  std::int64_t for_you;       // all_to_all: elements for the receiver
-  std::int64_t inline_bytes;  // that follow
+  std::int64_t for_you;  // all_to_all: elements for the receiver
   double scale;
   std::int32_t peer;
   Operation operation;

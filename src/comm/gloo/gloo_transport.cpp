@@ -172,7 +172,6 @@ GlooTransport::Round::~Round() {
 void GlooTransport::Round::say(int peer, const void* data, std::int64_t bytes,
                                std::int64_t for_you) {
   Envelope& envelope = transport_.envelope(peer);
-  own_.inline_bytes = bytes;
   own_.for_you = for_you;
   std::memcpy(envelope.out.data(), &own_, sizeof(own_));
   if (bytes > 0) {

@@ -228,8 +228,8 @@ std::int64_t HierarchicalTransport::reduce_scatter(const Call& call, void* out, 
   }
   const Finish finish = finish_for(call.reduce, call.scale, size());
   const std::int64_t moved =
-      exchange({slice_owners(), host_, there, sums, static_cast<std::byte*>(out), nullptr,
-                back, [&](void* to, std::span<const void* const> sources, std::int64_t count) {
+      exchange({slice_owners(), host_, there, sums, static_cast<std::byte*>(out), nullptr, back,
+                [&](void* to, std::span<const void* const> sources, std::int64_t count) {
                   reduce_partials(to, sources, count, call.dtype, call.reduce, finish);
                 }});
   round.finish();
