@@ -47,6 +47,45 @@ if(NOT COHORT_ONEDNN STREQUAL "OFF")
 endif()
 cohort_optional(COHORT_ONEDNN "${COHORT_ONEDNN_FOUND}" "oneDNN (GEMM, convolution)")
 
+set(COHORT_GLOO_FOUND OFF)
+if(NOT COHORT_GLOO STREQUAL "OFF")
+  # Not by its CMake package, which names the target after no namespace and the library by its path.
+  find_path(GLOO_INCLUDE_DIR gloo/transport/tcp/device.h)
+  find_library(GLOO_LIBRARY gloo)
+  if(GLOO_INCLUDE_DIR AND GLOO_LIBRARY)
+    # Releases differ, in connectFullMesh above all. We build on the transport layer below it, and
+    # make sure here that this release has it as we know it.
+    include(CheckCXXSourceCompiles)
+    set(CMAKE_REQUIRED_INCLUDES ${GLOO_INCLUDE_DIR})
+    set(CMAKE_REQUIRED_LIBRARIES ${GLOO_LIBRARY} Threads::Threads)
+    check_cxx_source_compiles("
+      #include <gloo/transport/address.h>
+      #include <gloo/transport/context.h>
+      #include <gloo/transport/tcp/device.h>
+      #include <gloo/transport/unbound_buffer.h>
+      int main() {
+        auto device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(\"localhost\"));
+        auto context = device->createContext(0, 2);
+        context->setTimeout(std::chrono::milliseconds(1));
+        context->createPair(1);
+        auto& pair = context->getPair(1);
+        pair->connect(pair->address().bytes());
+        auto buffer = context->createUnboundBuffer(nullptr, 0);
+        buffer->send(1, 1, 0, 0);
+        buffer->recv(1, 1, 0, 0);
+        buffer->waitSend();
+        buffer->waitRecv();
+        buffer->abortWaitSend();
+        buffer->abortWaitRecv();
+        pair->close();
+      }" COHORT_GLOO_USABLE)
+    unset(CMAKE_REQUIRED_INCLUDES)
+    unset(CMAKE_REQUIRED_LIBRARIES)
+    set(COHORT_GLOO_FOUND ${COHORT_GLOO_USABLE})
+  endif()
+endif()
+cohort_optional(COHORT_GLOO "${COHORT_GLOO_FOUND}" "Gloo (collectives between hosts)")
+
 if(NOT COHORT_ZLIB STREQUAL "OFF")
   find_package(ZLIB QUIET)
 endif()

@@ -8,6 +8,7 @@ function(cohort_tristate name doc)
 endfunction()
 
 cohort_tristate(COHORT_ONEDNN "GEMM and convolution through oneDNN; without it, reference kernels")
+cohort_tristate(COHORT_GLOO "Collectives between hosts, on CPUs")
 cohort_tristate(COHORT_CUDA "GPUs: CUDA runtime and cuBLAS")
 cohort_tristate(COHORT_NCCL "Collectives between GPUs; needs COHORT_CUDA")
 cohort_tristate(COHORT_ZLIB "Reading of gzip-compressed data files")

@@ -5,7 +5,7 @@
 set -euo pipefail
 
 build=(g++ cmake ninja-build pkg-config libdnnl-dev libhwy-dev libspdlog-dev libcli11-dev
-  nlohmann-json3-dev libasio-dev libsodium-dev zlib1g-dev libgtest-dev libgmock-dev)
+  nlohmann-json3-dev libasio-dev libsodium-dev libgloo-dev zlib1g-dev libgtest-dev libgmock-dev)
 data=(dataset-fashion-mnist)
 check=(clang-format-14 clang-tidy-14)
 

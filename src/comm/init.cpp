@@ -1,6 +1,9 @@
 #include "cohort/comm/init.h"
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -10,6 +13,8 @@
 #include "cohort/core/logging.h"
 #include "comm/dump_signal.h"
 #include "comm/flight_recorder.h"
+#include "comm/gloo/gloo_transport.h"
+#include "comm/local_address.h"
 #include "comm/nccl/nccl_transport.h"
 #include "comm/shm/process_link.h"
 #include "comm/shm/shm_transport.h"
@@ -80,25 +85,57 @@ std::shared_ptr<ProcessGroup> init_gpus(const LaunchEnv& env, Milliseconds timeo
   return group;
 }
 
+// Shared memory where one host has all ranks; Gloo between hosts.
+std::unique_ptr<Transport> make_cpu_transport(Store& store, const LaunchEnv& env,
+                                              const InitOptions& options) {
+  const Deadline deadline = Deadline::after(options.timeout);
+  if (options.backend == "shm") {
+    return shm::make_shm_transport(
+        shm::connect_processes(store, env.rank, env.world_size, deadline.left()), env.rank,
+        env.world_size, "world", deadline.left());
+  }
+  shm::Hosts hosts = shm::find_hosts(store, env.rank, env.world_size, deadline.left());
+  if (options.backend == "auto" && hosts.one()) {
+    return shm::make_shm_transport(std::move(hosts.link), env.rank, env.world_size, "world",
+                                   deadline.left());
+  }
+  const bool one_rank_each =
+      std::set<int>(hosts.host_of.begin(), hosts.host_of.end()).size() == hosts.host_of.size();
+  gloo::GlooOptions between{
+      .address = local_address(env.master_addr, options.environment),
+      .host_of = hosts.host_of,
+      .link = std::move(hosts.link),
+      .hierarchical = options.backend == "auto" && !one_rank_each,
+  };
+  const bool loopback = is_loopback(between.address);
+  check<NotSupported>(hosts.one() || !loopback, "[init] rank ", env.rank, " would listen on ",
+                      between.address, ", which other hosts cannot reach: MASTER_ADDR (",
+                      env.master_addr,
+                      ") must be an address that all hosts know, or COHORT_SOCKET_IFNAME must name "
+                      "an interface");
+  return gloo::make_gloo_transport(store, env.rank, env.world_size, "world", deadline.left(),
+                                   between);
+}
+
 }  // namespace
 
 std::shared_ptr<ProcessGroup> init_from_env(const InitOptions& options) {
-  check(options.backend == "auto" || options.backend == "shm" || options.backend == "nccl",
-        "[init] there is no backend '", options.backend, "'; choose auto, shm or nccl");
+  constexpr std::array kBackends = {"auto", "shm", "gloo", "nccl"};
+  check(std::find(kBackends.begin(), kBackends.end(), options.backend) != kBackends.end(),
+        "[init] there is no backend '", options.backend, "'; choose auto, shm, gloo or nccl");
   const LaunchEnv env = options.environment ? LaunchEnv::from_environment(options.environment)
                                             : LaunchEnv::from_environment();
   logging::debug(str("[init] rank ", env.rank, " of ", env.world_size));
   Context::current().runtime()->set_rank(env.rank);
   reseed_for_rank();
   if (options.backend == "nccl") return init_gpus(env, options.timeout);
+  if (options.backend == "gloo") gloo::check_gloo_is_built();
   if (env.world_size == 1) {
     return make_process_group(make_self_transport(), "world", options.timeout);
   }
   const std::shared_ptr<Store> store = join_world(env, options.timeout);
-  auto link = shm::connect_processes(*store, env.rank, env.world_size, options.timeout);
-  auto transport =
-      shm::make_shm_transport(std::move(link), env.rank, env.world_size, "world", options.timeout);
-  auto group = make_process_group(std::move(transport), "world", options.timeout);
+  auto group =
+      make_process_group(make_cpu_transport(*store, env, options), "world", options.timeout);
   // The store may be rank 0's own and go with it: nobody needs it any more once all have met.
   group->barrier().synchronize();
   return group;

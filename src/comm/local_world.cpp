@@ -11,6 +11,7 @@
 #include "comm/flight_recorder.h"
 #include "comm/shm/shm_transport.h"
 #include "comm/shm/thread_link.h"
+#include "comm/thread_ranks.h"
 #include "comm/transport.h"
 
 namespace cohort::comm {
@@ -52,8 +53,10 @@ void run_and_drain(const std::shared_ptr<Runtime>& runtime,
   if (group->size() > 1) runtime->collective_stream().synchronize();
 }
 
-void run_rank(const std::shared_ptr<shm::Hub>& hub, int rank, int size,
-              const LocalWorldOptions& options, const RankFunction& fn, FirstError& first) {
+using MakeTransport = std::function<std::unique_ptr<Transport>(int rank)>;
+
+void run_rank(const MakeTransport& make_transport, int rank, const LocalWorldOptions& options,
+              const RankFunction& fn, FirstError& first) {
   RuntimeOptions own = options.runtime;
   own.rank = rank;
   own.schedule_seed = mix(own.schedule_seed, rank);
@@ -67,11 +70,7 @@ void run_rank(const std::shared_ptr<shm::Hub>& hub, int rank, int size,
   const ContextScope scope(context);
   const FailureScope announces(runtime);
   try {
-    const auto group = make_process_group(
-        size == 1 ? make_self_transport()
-                  : shm::make_shm_transport(shm::make_thread_link(hub, rank, size), rank, size,
-                                            "world", options.timeout),
-        "world", options.timeout);
+    const auto group = make_process_group(make_transport(rank), "world", options.timeout);
     // The group must be told before its handle goes.
     try {
       run_and_drain(runtime, group, fn);
@@ -92,18 +91,14 @@ void run_rank(const std::shared_ptr<shm::Hub>& hub, int rank, int size,
 
 }  // namespace
 
-LocalWorld::LocalWorld(int size, LocalWorldOptions options) : size_(size), options_(options) {
-  check(size >= 1, "[local_world] a world has at least one rank, got ", size);
-}
-
-void LocalWorld::run(const RankFunction& fn) const {
-  const auto hub = shm::make_hub();
+void run_thread_ranks(int size, const LocalWorldOptions& options,
+                      const MakeTransport& make_transport, const RankFunction& fn) {
   FirstError first;
   std::vector<std::thread> threads;
-  threads.reserve(static_cast<std::size_t>(size_));
+  threads.reserve(static_cast<std::size_t>(size));
   try {
-    for (int rank = 0; rank < size_; ++rank) {
-      threads.emplace_back([&, rank] { run_rank(hub, rank, size_, options_, fn, first); });
+    for (int rank = 0; rank < size; ++rank) {
+      threads.emplace_back([&, rank] { run_rank(make_transport, rank, options, fn, first); });
     }
   } catch (const std::exception&) {
     // The system has no more threads. Ranks that run give up when the missing do not come.
@@ -111,6 +106,22 @@ void LocalWorld::run(const RankFunction& fn) const {
   }
   for (std::thread& thread : threads) thread.join();
   first.rethrow();
+}
+
+LocalWorld::LocalWorld(int size, LocalWorldOptions options) : size_(size), options_(options) {
+  check(size >= 1, "[local_world] a world has at least one rank, got ", size);
+}
+
+void LocalWorld::run(const RankFunction& fn) const {
+  const auto hub = shm::make_hub();
+  run_thread_ranks(
+      size_, options_,
+      [&](int rank) {
+        return size_ == 1 ? make_self_transport()
+                          : shm::make_shm_transport(shm::make_thread_link(hub, rank, size_), rank,
+                                                    size_, "world", options_.timeout);
+      },
+      fn);
 }
 
 }  // namespace cohort::comm

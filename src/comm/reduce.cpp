@@ -105,4 +105,26 @@ void reduce(std::span<void* const> destinations, std::span<const void* const> so
   }
 }
 
+DType partial_dtype(DType dtype) {
+  return dtype == DType::bf16 || dtype == DType::f16 ? DType::f32 : dtype;
+}
+
+void reduce_to_partial(void* destination, std::span<const void* const> sources, std::int64_t count,
+                       DType dtype, ReduceOp op) {
+  if (partial_dtype(dtype) == dtype) {
+    reduce({&destination, 1}, sources, count, dtype, op, {});
+  } else {
+    reduce_half_to_float(destination, sources, count, dtype, op);
+  }
+}
+
+void reduce_partials(void* destination, std::span<const void* const> partials, std::int64_t count,
+                     DType dtype, ReduceOp op, const Finish& finish) {
+  if (partial_dtype(dtype) == dtype) {
+    reduce({&destination, 1}, partials, count, dtype, op, finish);
+  } else {
+    reduce_float_to_half(destination, partials, count, dtype, op, finish);
+  }
+}
+
 }  // namespace cohort::comm

@@ -24,4 +24,12 @@ Finish finish_for(ReduceOp op, double scale, int ranks);
 void reduce(std::span<void* const> destinations, std::span<const void* const> sources,
             std::int64_t count, DType dtype, ReduceOp op, const Finish& finish);
 
+// The same in two levels, with nothing rounded or finished between them: partial results are of
+// partial_dtype(dtype), f32 for bf16 and f16 and the dtype itself for all others.
+DType partial_dtype(DType dtype);
+void reduce_to_partial(void* destination, std::span<const void* const> sources, std::int64_t count,
+                       DType dtype, ReduceOp op);
+void reduce_partials(void* destination, std::span<const void* const> partials, std::int64_t count,
+                     DType dtype, ReduceOp op, const Finish& finish);
+
 }  // namespace cohort::comm

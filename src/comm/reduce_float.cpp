@@ -142,31 +142,30 @@ HWY_INLINE hn::Vec<D> finish_vector(D d, hn::Vec<D> value, Finish::Kind kind, hn
   return value;
 }
 
-// One block of kVectors vectors from every source to every destination.
-template <int kVectors, class Type, class Op, class D>
+// One block of kVectors vectors from every source, of type In, to every destination, of type Out.
+template <int kVectors, class In, class Out, class Op, class D>
 HWY_INLINE void reduce_block(D d, std::span<void* const> destinations,
                              std::span<const void* const> sources, std::int64_t at,
-                             Finish::Kind kind, typename Type::Sum by) {
-  using Item = typename Type::Item;
+                             Finish::Kind kind, typename In::Sum by) {
   using V = hn::Vec<D>;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const Op op;
-  const Item* first = static_cast<const Item*>(sources[0]) + at;
+  const auto* first = static_cast<const typename In::Item*>(sources[0]) + at;
   // Written out: an array of vectors is not allowed on all instruction sets.
-  V v0 = Type::load(d, first);
+  V v0 = In::load(d, first);
   V v1 = v0, v2 = v0, v3 = v0;
   if constexpr (kVectors == 4) {
-    v1 = Type::load(d, first + lanes);
-    v2 = Type::load(d, first + 2 * lanes);
-    v3 = Type::load(d, first + 3 * lanes);
+    v1 = In::load(d, first + lanes);
+    v2 = In::load(d, first + 2 * lanes);
+    v3 = In::load(d, first + 3 * lanes);
   }
   for (std::size_t s = 1; s < sources.size(); ++s) {
-    const Item* next = static_cast<const Item*>(sources[s]) + at;
-    v0 = op(v0, Type::load(d, next));
+    const auto* next = static_cast<const typename In::Item*>(sources[s]) + at;
+    v0 = op(v0, In::load(d, next));
     if constexpr (kVectors == 4) {
-      v1 = op(v1, Type::load(d, next + lanes));
-      v2 = op(v2, Type::load(d, next + 2 * lanes));
-      v3 = op(v3, Type::load(d, next + 3 * lanes));
+      v1 = op(v1, In::load(d, next + lanes));
+      v2 = op(v2, In::load(d, next + 2 * lanes));
+      v3 = op(v3, In::load(d, next + 3 * lanes));
     }
   }
   v0 = finish_vector(d, v0, kind, by);
@@ -176,71 +175,72 @@ HWY_INLINE void reduce_block(D d, std::span<void* const> destinations,
     v3 = finish_vector(d, v3, kind, by);
   }
   for (void* destination : destinations) {
-    Item* to = static_cast<Item*>(destination) + at;
-    Type::store(d, v0, to);
+    auto* to = static_cast<typename Out::Item*>(destination) + at;
+    Out::store(d, v0, to);
     if constexpr (kVectors == 4) {
-      Type::store(d, v1, to + lanes);
-      Type::store(d, v2, to + 2 * lanes);
-      Type::store(d, v3, to + 3 * lanes);
+      Out::store(d, v1, to + lanes);
+      Out::store(d, v2, to + 2 * lanes);
+      Out::store(d, v3, to + 3 * lanes);
     }
   }
 }
 
 // Fewer elements than a vector holds: through full vectors on the side, so that they are computed
 // by the same instructions as all others.
-template <class Type, class Op, class D>
+template <class In, class Out, class Op, class D>
 void reduce_tail(D d, std::span<void* const> destinations, std::span<const void* const> sources,
-                 std::int64_t at, std::size_t count, Finish::Kind kind, typename Type::Sum by) {
-  using Item = typename Type::Item;
-  HWY_ALIGN Item sum[hn::MaxLanes(D())] = {};
-  HWY_ALIGN Item next[hn::MaxLanes(D())] = {};
-  std::memcpy(sum, static_cast<const Item*>(sources[0]) + at, count * sizeof(Item));
+                 std::int64_t at, std::size_t count, Finish::Kind kind, typename In::Sum by) {
+  using InItem = typename In::Item;
+  using OutItem = typename Out::Item;
+  HWY_ALIGN InItem next[hn::MaxLanes(D())] = {};
+  HWY_ALIGN OutItem sum[hn::MaxLanes(D())] = {};
+  std::memcpy(next, static_cast<const InItem*>(sources[0]) + at, count * sizeof(InItem));
   // The sum stays in a vector: a round trip through memory would round it.
-  auto value = Type::load(d, sum);
+  auto value = In::load(d, next);
   for (std::size_t s = 1; s < sources.size(); ++s) {
-    std::memcpy(next, static_cast<const Item*>(sources[s]) + at, count * sizeof(Item));
-    value = Op()(value, Type::load(d, next));
+    std::memcpy(next, static_cast<const InItem*>(sources[s]) + at, count * sizeof(InItem));
+    value = Op()(value, In::load(d, next));
   }
-  Type::store(d, finish_vector(d, value, kind, by), sum);
+  Out::store(d, finish_vector(d, value, kind, by), sum);
   for (void* destination : destinations) {
-    std::memcpy(static_cast<Item*>(destination) + at, sum, count * sizeof(Item));
+    std::memcpy(static_cast<OutItem*>(destination) + at, sum, count * sizeof(OutItem));
   }
 }
 
-template <class Type, class Op>
+template <class In, class Out, class Op>
 void reduce_all(std::span<void* const> destinations, std::span<const void* const> sources,
                 std::int64_t count, const Finish& finish) {
-  const hn::ScalableTag<typename Type::Sum> d;
+  const hn::ScalableTag<typename In::Sum> d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const auto by = static_cast<typename Type::Sum>(finish.by);
+  const auto by = static_cast<typename In::Sum>(finish.by);
   std::int64_t at = 0;
   for (; at + 4 * lanes <= count; at += 4 * lanes) {
-    reduce_block<4, Type, Op>(d, destinations, sources, at, finish.kind, by);
+    reduce_block<4, In, Out, Op>(d, destinations, sources, at, finish.kind, by);
   }
   for (; at + lanes <= count; at += lanes) {
-    reduce_block<1, Type, Op>(d, destinations, sources, at, finish.kind, by);
+    reduce_block<1, In, Out, Op>(d, destinations, sources, at, finish.kind, by);
   }
   if (at < count) {
-    reduce_tail<Type, Op>(d, destinations, sources, at, static_cast<std::size_t>(count - at),
-                          finish.kind, by);
+    reduce_tail<In, Out, Op>(d, destinations, sources, at, static_cast<std::size_t>(count - at),
+                             finish.kind, by);
   }
 }
 
-template <class Type>
+template <class In, class Out = In>
 void reduce_type(std::span<void* const> destinations, std::span<const void* const> sources,
                  std::int64_t count, ReduceOp op, const Finish& finish) {
   switch (op) {
     case ReduceOp::max:
-      return reduce_all<Type, Max>(destinations, sources, count, finish);
+      return reduce_all<In, Out, Max>(destinations, sources, count, finish);
     case ReduceOp::min:
-      return reduce_all<Type, Min>(destinations, sources, count, finish);
+      return reduce_all<In, Out, Min>(destinations, sources, count, finish);
     case ReduceOp::product:
-      return reduce_all<Type, Product>(destinations, sources, count, finish);
+      return reduce_all<In, Out, Product>(destinations, sources, count, finish);
     case ReduceOp::sum:
     case ReduceOp::mean:
       break;
   }
-  reduce_all<Type, Sum>(destinations, sources, count, finish);
+  reduce_all<In, Out, Sum>(destinations, sources, count, finish);
 }
 
 void reduce_float_on_target(std::span<void* const> destinations,
@@ -258,6 +258,24 @@ void reduce_float_on_target(std::span<void* const> destinations,
   }
 }
 
+void widen_half_on_target(void* destination, std::span<const void* const> sources,
+                          std::int64_t count, DType dtype, ReduceOp op) {
+  if (dtype == DType::bf16) {
+    reduce_type<BF16, F32>({&destination, 1}, sources, count, op, {});
+  } else {
+    reduce_type<F16, F32>({&destination, 1}, sources, count, op, {});
+  }
+}
+
+void narrow_half_on_target(void* destination, std::span<const void* const> sources,
+                           std::int64_t count, DType dtype, ReduceOp op, const Finish& finish) {
+  if (dtype == DType::bf16) {
+    reduce_type<F32, BF16>({&destination, 1}, sources, count, op, finish);
+  } else {
+    reduce_type<F32, F16>({&destination, 1}, sources, count, op, finish);
+  }
+}
+
 }  // namespace cohort::comm::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -265,10 +283,22 @@ HWY_AFTER_NAMESPACE();
 namespace cohort::comm {
 
 HWY_EXPORT(reduce_float_on_target);
+HWY_EXPORT(widen_half_on_target);
+HWY_EXPORT(narrow_half_on_target);
 
 void reduce_float(std::span<void* const> destinations, std::span<const void* const> sources,
                   std::int64_t count, DType dtype, ReduceOp op, const Finish& finish) {
   HWY_DYNAMIC_DISPATCH(reduce_float_on_target)(destinations, sources, count, dtype, op, finish);
+}
+
+void reduce_half_to_float(void* destination, std::span<const void* const> sources,
+                          std::int64_t count, DType dtype, ReduceOp op) {
+  HWY_DYNAMIC_DISPATCH(widen_half_on_target)(destination, sources, count, dtype, op);
+}
+
+void reduce_float_to_half(void* destination, std::span<const void* const> sources,
+                          std::int64_t count, DType dtype, ReduceOp op, const Finish& finish) {
+  HWY_DYNAMIC_DISPATCH(narrow_half_on_target)(destination, sources, count, dtype, op, finish);
 }
 
 }  // namespace cohort::comm

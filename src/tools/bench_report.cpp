@@ -72,8 +72,9 @@ void add_common_options(CLI::App& app, BenchOptions& options) {
   app.add_option("-n,--ranks", options.ranks, "Ranks to start")
       ->check(CLI::Range(1, kMaxRanks))
       ->capture_default_str();
-  app.add_option("--transport", options.transport, "auto, or shm to insist on shared memory")
-      ->check(CLI::IsMember({"auto", "shm"}))
+  app.add_option("--transport", options.transport,
+                 "auto, shm to insist on shared memory, or gloo for TCP alone")
+      ->check(CLI::IsMember({"auto", "shm", "gloo"}))
       ->capture_default_str();
   app.add_flag("--json", options.json, "Print a JSON object per line");
   app.add_option("--result-fd", options.result_fd)->group("");  // hidden: for the ranks we start

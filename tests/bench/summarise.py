@@ -1,4 +1,5 @@
-"""Prints the table of vs_pytorch.sh from lines of "name round number"."""
+"""Prints the table of vs_pytorch.sh, or with "hosts" of many_hosts.sh, from lines of "name round
+number"."""
 import collections
 import random
 import statistics
@@ -13,9 +14,15 @@ ROWS = [
     ("empty collective, other threads compute", "<", 0.1, " ms", "barrier_busy", None),
     ("MLP 2048, batch 32: PyTorch DDP / ours", ">=", 1.8, "", "peer_wide", "wide"),
     ("MLP 2048, batch 32: alone / DDP", ">=", 0.88, "", "wide_alone", "wide"),
+    ("MLP 2048, batch 32, TCP: PyTorch DDP / ours", ">=", 1.3, "", "peer_wide", "wide_tcp"),
     ("MLP 256, batch 64: PyTorch DDP / ours", ">=", 2.0, "", "peer_narrow", "narrow"),
     ("DDP adds to backward, per parameter", "<", 1, " us", "overhead", None),
     ("cohort run to the first finished step", "<", 300, " ms", "start", None),
+]
+
+# Of many_hosts.sh.
+HOSTS = [
+    ("2 hosts x 2, all-reduce: Gloo / hierarchical", ">=", 1.5, "", "hosts_gloo", "hosts_auto"),
 ]
 
 
@@ -72,9 +79,9 @@ def main():
     samples = read(sys.argv[1])
     print(f"{'measure':44} | {'required':>9} | {'got':20} | {'peer ms':>8} | {'ours ms':>8}")
     print("-" * 102)
-    for row in ROWS:
+    for row in HOSTS if "hosts" in sys.argv[2:] else ROWS:
         print_row(row, samples)
-    print("peer: Gloo or DDP under PyTorch, the bound, or our step without communication;")
+    print("peer: Gloo or DDP under PyTorch, flat Gloo, the bound, or our step without communication;")
     print("[..]: 95 % confidence interval of the median over rounds, near the requirement.")
 
 

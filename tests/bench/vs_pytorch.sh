@@ -66,6 +66,7 @@ for ((round = 1; round <= rounds; round++)); do
   sample barrier ours median_ms collective --op barrier -n 2 --runs 500
   sample barrier_busy ours median_ms collective --op barrier -n 2 --runs 500 --busy
   sample wide ours median_ms train $wide --strategy ddp
+  sample wide_tcp ours median_ms train $wide --strategy ddp --transport gloo
   sample wide_alone ours median_ms train $wide --strategy none
   sample narrow ours median_ms train $narrow --strategy ddp
   sample overhead ours added_us_per_parameter overhead --parameters 10000 --elements 16 -n 2

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -10,6 +11,8 @@
 #include <vector>
 
 #include "cohort/comm/local_world.h"
+#include "cohort/core/half.h"
+#include "cohort/core/random.h"
 #include "cohort/core/tensor.h"
 
 namespace cohort::test {
@@ -50,6 +53,18 @@ auto periodic(Value value) {
   return [table = std::move(table)](std::int64_t i) {
     return table[static_cast<std::size_t>(i % kPeriod)];
   };
+}
+
+// Numbers of very different size, so that every order of summation has bits of its own.
+template <typename T>
+T wild_value(int rank, std::int64_t i) {
+  const PhiloxState state{77, static_cast<std::uint64_t>(rank), 0};
+  const std::uint32_t bits = state.bits(static_cast<std::uint64_t>(i));
+  const int exponent = std::is_same_v<T, Float16> ? static_cast<int>(bits % 12) - 6
+                                                  : static_cast<int>(bits % 40) - 20;
+  const float mantissa = 1 + static_cast<float>(bits >> 8) * 0x1p-24f;
+  const float value = std::ldexp(mantissa, exponent);
+  return T(bits & 0x80 ? -value : value);
 }
 
 // Sets element i to value(i).

@@ -134,18 +134,56 @@ TEST(ProcessLink, SeesThatAPeerHasGone) {
   EXPECT_TRUE(links[0]->gone(1));
 }
 
+// A client for which the sockets of some ranks are ones that do not exist here.
+std::unique_ptr<ForgedStore> cut_off_from(const std::shared_ptr<comm::MemoryStore>& store,
+                                          const std::vector<int>& ranks) {
+  std::map<std::string, std::string> forged;
+  for (const int rank : ranks) {
+    forged["shm/address/" + std::to_string(rank)] = "cohort-nowhere " + std::string(32, '0');
+  }
+  return std::make_unique<ForgedStore>(store->connect(), std::move(forged));
+}
+
 TEST(ProcessLink, TellsAllRanksWhoDoesNotShareTheHost) {
   const auto store = std::make_shared<comm::MemoryStore>(kTimeout);
   on_threads(3, [&](int rank) {
-    // For rank 2, the socket of rank 1 is one that does not exist here.
-    ForgedStore client(
-        store->connect(),
-        rank == 2 ? std::map<std::string, std::string>{{"shm/address/1",
-                                                        "cohort-nowhere " + std::string(32, '0')}}
-                  : std::map<std::string, std::string>{});
+    const auto client =
+        cut_off_from(store, rank == 2 ? std::vector<int>{0, 1} : std::vector<int>{});
     EXPECT_THAT(
-        message_of<NotSupported>([&] { shm::connect_processes(client, rank, 3, kTimeout); }),
-        HasSubstr("rank 2 does not share a host with rank 1"));
+        message_of<NotSupported>([&] { shm::connect_processes(*client, rank, 3, kTimeout); }),
+        HasSubstr("rank 2 does not share a host with rank 0"));
+  });
+}
+
+TEST(ProcessLink, RefusesHostsThatDoNotComeApart) {
+  const auto store = std::make_shared<comm::MemoryStore>(kTimeout);
+  on_threads(3, [&](int rank) {
+    const auto client = cut_off_from(store, rank == 2 ? std::vector<int>{1} : std::vector<int>{});
+    EXPECT_THAT(message_of<NotSupported>([&] { shm::find_hosts(*client, rank, 3, kTimeout); }),
+                HasSubstr("rank 2 cannot reach rank 1"));
+  });
+}
+
+TEST(ProcessLink, FindsTheRanksOfEachHost) {
+  // Ranks 0 and 2 on one host, 1 and 4 on another, 3 alone.
+  const std::vector<int> host_of = {0, 1, 0, 3, 1};
+  const auto store = std::make_shared<comm::MemoryStore>(kTimeout);
+  on_threads(5, [&](int rank) {
+    std::vector<int> elsewhere;
+    for (int r = 0; r < rank; ++r) {
+      if (host_of[static_cast<std::size_t>(r)] != host_of[static_cast<std::size_t>(rank)])
+        elsewhere.push_back(r);
+    }
+    const auto client = cut_off_from(store, elsewhere);
+    const shm::Hosts hosts = shm::find_hosts(*client, rank, 5, kTimeout);
+    EXPECT_EQ(hosts.host_of, host_of);
+    EXPECT_FALSE(hosts.one());
+    EXPECT_EQ(hosts.link == nullptr, rank == 3);
+    if (rank == 0 || rank == 1) hosts.link->offer(9, nullptr, str("from ", rank), kNoPoll);
+    if (rank == 2 || rank == 4) {
+      EXPECT_EQ(message_of<OutOfMemory>([&] { hosts.link->receive(9, 4'096, kNoPoll); }),
+                rank == 2 ? "from 0" : "from 1");
+    }
   });
 }
 

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <limits>
 
-#include "cohort/core/half.h"
 #include "comm/collective_values.h"
 #include "comm/reduce.h"
 
@@ -17,18 +16,6 @@ using comm::LocalWorld;
 using comm::ProcessGroup;
 using comm::ReduceOp;
 using Group = std::shared_ptr<ProcessGroup>;
-
-// Numbers of very different size, so that every order of summation has bits of its own.
-template <typename T>
-T wild_value(int rank, std::int64_t i) {
-  const PhiloxState state{77, static_cast<std::uint64_t>(rank), 0};
-  const std::uint32_t bits = state.bits(static_cast<std::uint64_t>(i));
-  const int exponent = std::is_same_v<T, Float16> ? static_cast<int>(bits % 12) - 6
-                                                  : static_cast<int>(bits % 40) - 20;
-  const float mantissa = 1 + static_cast<float>(bits >> 8) * 0x1p-24f;
-  const float value = std::ldexp(mantissa, exponent);
-  return T(bits & 0x80 ? -value : value);
-}
 
 // The definition, written down without vectors.
 template <typename T>

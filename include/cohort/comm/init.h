@@ -12,7 +12,9 @@ namespace cohort::comm {
 struct InitOptions {
   // Of the group's collectives and of finding each other.
   Milliseconds timeout = kDefaultGroupTimeout;
-  // "auto", "shm" to insist on shared memory, or "nccl" for tensors on GPU number LOCAL_RANK.
+  // "auto": shared memory when all ranks share this host; when they span hosts, both shared memory
+  // and Gloo ("hierarchical"), or Gloo alone where no host has two ranks. "shm" to insist on shared
+  // memory, "gloo" to send everything over TCP, or "nccl" for tensors on GPU number LOCAL_RANK.
   std::string backend = "auto";
   // Where the variables come from; the process's own environment when empty.
   LaunchEnv::Environment environment = {};
@@ -22,8 +24,10 @@ struct InitOptions {
 // torchrun, `cohort run`, mpirun or srun (comm/launch_env.h). Blocks until all ranks are there. A
 // program started alone is a world of one, with no set-up at all.
 // Also makes the rank known to the current context's runtime, so that dropout differs by rank.
-// TimeoutError, saying who is missing; NotSupported when ranks do not share this host, or when NCCL
-// is asked for and this build or machine has none;
+// Between hosts a rank listens on the interface that leads to MASTER_ADDR, or on the one that
+// COHORT_SOCKET_IFNAME names.
+// TimeoutError, saying who is missing; NotSupported when "shm" is asked for and ranks do not share
+// this host, or when this build or machine lacks the Gloo or NCCL that is needed;
 // InvalidArgument for contradictory variables; StoreError when the store refuses.
 std::shared_ptr<ProcessGroup> init_from_env(const InitOptions& options = {});
 

@@ -105,7 +105,7 @@ class ProcessGroup {
   int rank() const;
   int size() const;
   const std::string& name() const;
-  std::string_view backend() const;  // "self" (size one), "shm" or "nccl"
+  std::string_view backend() const;  // "self" (size one), "shm", "gloo", "hierarchical" or "nccl"
   Milliseconds timeout() const;
 
   // tensor = scale * (tensor of rank 0 op tensor of rank 1 op …), on all ranks.

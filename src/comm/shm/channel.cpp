@@ -118,7 +118,7 @@ std::int64_t ShmTransport::recv(const Call& call, void* data) {
               .elements = header.elements,
               .peer = rank(),
               .owner = owner};
-    member_->fail(FailureRecord::mismatch, call.peer,
+    member_->fail(FailureKind::mismatch, call.peer,
                   str("rank ", call.peer, " called ", describe(sent), "; rank ", rank(), " called ",
                       describe(call)));
   }

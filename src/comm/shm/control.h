@@ -6,6 +6,7 @@
 #include <span>
 #include <type_traits>
 
+#include "comm/failure.h"
 #include "comm/shm/futex.h"
 #include "comm/transport.h"
 
@@ -18,7 +19,6 @@ namespace cohort::comm::shm {
 // One word per rank that everybody reads, its step, orders everything else: a rank writes its own
 // parts, then publishes a step; who has seen the step may read them.
 
-inline constexpr std::size_t kOwnerBytes = 48;
 inline constexpr std::size_t kReasonBytes = 1000;
 
 // A place in symmetric memory, equal on all ranks for equal parts of equal tensors.
@@ -68,10 +68,9 @@ struct FailureRecord {
     complete,
     text_follows,  // plus the number of a rank that is unwinding, and will move on to writing
   };
-  enum Kind : std::uint32_t { timeout, peer, mismatch };
   Word state;
   std::atomic<std::int32_t> origin;
-  std::atomic<std::uint32_t> kind;
+  std::atomic<FailureKind> kind;
   char reason[kReasonBytes];  // terminated; written in `writing`, read in `complete`
 };
 

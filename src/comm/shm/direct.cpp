@@ -57,14 +57,35 @@ std::int64_t ShmTransport::direct_all_reduce(const Call& call) {
   return (share.end - share.begin) * item * size();
 }
 
-std::int64_t ShmTransport::direct_reduce_scatter(const Call& call, void* out, const Parts& parts) {
-  std::vector<const void*> sources;
-  for (int r = 0; r < size(); ++r) {
-    sources.push_back(peer_part(&CallRecord::in, r) + parts.offset(rank()));
-  }
-  reduce_checked({&out, 1}, sources, parts.counts[static_cast<std::size_t>(rank())], call);
+bool ShmTransport::on_all_tensors(const Call& call, void* data,
+                                  const std::function<void(std::span<void* const>)>& body) {
+  const Round round(*this, call);
+  const std::int64_t bytes = call.elements * static_cast<std::int64_t>(item_size(call.dtype));
+  own_record().out = pool_->locate(data, static_cast<std::size_t>(bytes));
+  meet();
+  if (common_route() != Route::out_direct) return false;
+  std::vector<void*> tensors;
+  for (int r = 0; r < size(); ++r) tensors.push_back(peer_part(&CallRecord::out, r));
+  body(tensors);
   finish();
-  return parts.bytes(rank());
+  return true;
+}
+
+std::int64_t ShmTransport::direct_reduce_parts(void* out, const Parts& parts, std::int64_t out_item,
+                                               const Combine& combine) {
+  std::vector<const void*> sources(static_cast<std::size_t>(size()));
+  const std::int64_t count = parts.counts[static_cast<std::size_t>(rank())];
+  const std::int64_t step = kCheckBytes / parts.item;
+  for (std::int64_t at = 0; at < count; at += step) {
+    member_->check_running();
+    for (int r = 0; r < size(); ++r) {
+      sources[static_cast<std::size_t>(r)] =
+          peer_part(&CallRecord::in, r) + parts.offset(rank()) + at * parts.item;
+    }
+    combine(static_cast<std::byte*>(out) + at * out_item, sources, std::min(step, count - at));
+  }
+  finish();
+  return count * out_item;
 }
 
 std::int64_t ShmTransport::direct_gather_out(void* out, const void* in, const Parts& parts) {

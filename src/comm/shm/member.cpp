@@ -31,28 +31,7 @@ constexpr std::uint32_t unwinding(int rank) {
   return FailureRecord::text_follows + static_cast<std::uint32_t>(rank);
 }
 
-const char* hint(FailureRecord::Kind kind) {
-  switch (kind) {
-    case FailureRecord::timeout:
-      return "; all ranks must call the same collectives; raise the timeout if a rank was only "
-             "slow";
-    case FailureRecord::mismatch:
-      return "; all ranks must call the same collectives, of equal size, in the same order";
-    case FailureRecord::peer:
-      break;
-  }
-  return "; the group is unusable, form a new one";
-}
-
 }  // namespace
-
-std::string named(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  }
-  return text;
-}
 
 Member::Member(std::shared_ptr<Mapping> segment, std::shared_ptr<Link> link,
                std::shared_ptr<Family> family, std::vector<int> family_ranks, int rank,
@@ -112,7 +91,7 @@ void Member::look_around(const std::vector<int>& missing) {
     // Any dead rank, not only the awaited one: that one may be waiting for it in its turn.
     if (peer == rank_ || !link_->gone(peer)) continue;
     if (slot(peer).left.load(std::memory_order_acquire) != 0) continue;
-    fail(FailureRecord::peer, peer,
+    fail(FailureKind::peer, peer,
          str("rank ", peer, " died: its process ended without leaving the group, while rank ",
              rank_, " was in ", describe(*call_)));
   }
@@ -121,7 +100,7 @@ void Member::look_around(const std::vector<int>& missing) {
 }
 
 void Member::check_departed(int peer) {
-  fail(FailureRecord::peer, peer,
+  fail(FailureKind::peer, peer,
        str("rank ", peer, " left the group, while rank ", rank_, " waits for it in ",
            describe(*call_)));
 }
@@ -147,8 +126,8 @@ void Member::check_crossed(int peer) {
           other_sequence, ") on group '", other->group_, "', and each waits for the other");
   // This group first: the peer leaves the other one as soon as that has failed, and must not find
   // this one running.
-  record_failure(FailureRecord::mismatch, peer, reason);
-  other->record_failure(FailureRecord::mismatch, other->rank_, reason);
+  record_failure(FailureKind::mismatch, peer, reason);
+  other->record_failure(FailureKind::mismatch, other->rank_, reason);
   check_running();
 }
 
@@ -178,8 +157,8 @@ void Member::time_out(const std::vector<int>& awaited) {
   if (missing.empty()) missing = awaited;
   std::string where;
   for (const int peer : missing) where += (where.empty() ? "" : ", ") + describe_whereabouts(peer);
-  fail(FailureRecord::timeout, missing.front(),
-       str(named(missing), missing.size() == 1 ? " was" : " were", " missing after ",
+  fail(FailureKind::timeout, missing.front(),
+       str(list_ranks(missing), missing.size() == 1 ? " was" : " were", " missing after ",
            call_->timeout.count(), " ms of ", describe(*call_), " on rank ", rank_, "; ", where,
            "; before that, all ",
            previous_sequence_ == 0
@@ -187,8 +166,7 @@ void Member::time_out(const std::vector<int>& awaited) {
                : str("finished ", describe(previous_), " (sequence ", previous_sequence_, ')')));
 }
 
-void Member::record_failure(FailureRecord::Kind kind, int origin,
-                            const std::string& reason) noexcept {
+void Member::record_failure(FailureKind kind, int origin, const std::string& reason) noexcept {
   FailureRecord& failure = header().failure;
   std::uint32_t expected = FailureRecord::running;
   if (!failure.state.value.compare_exchange_strong(expected, FailureRecord::writing)) {
@@ -206,16 +184,16 @@ void Member::record_failure(FailureRecord::Kind kind, int origin,
   wake_everybody();
 }
 
-void Member::fail(FailureRecord::Kind kind, int origin, const std::string& reason) {
+void Member::fail(FailureKind kind, int origin, const std::string& reason) {
   record_failure(kind, origin, reason);
   std::rethrow_exception(failure(call_ ? call_->operation : Operation::barrier));
 }
 
 void Member::abort(const std::string& reason) noexcept {
   try {
-    record_failure(FailureRecord::peer, rank_, str("rank ", rank_, " failed: ", reason));
+    record_failure(FailureKind::peer, rank_, str("rank ", rank_, " failed: ", reason));
   } catch (...) {
-    record_failure(FailureRecord::peer, rank_, {});  // no memory for the text
+    record_failure(FailureKind::peer, rank_, {});  // no memory for the text
   }
 }
 
@@ -246,25 +224,18 @@ std::exception_ptr Member::failure(Operation operation) const {
     failure.state.sleep(state, grace.left());
     state = failure.state.load();
   }
-  const int origin = state >= FailureRecord::text_follows
-                         ? static_cast<int>(state - FailureRecord::text_follows)
-                         : failure.origin.load();
-  const auto kind = static_cast<FailureRecord::Kind>(failure.kind.load());
-  const std::string reason =
-      state == FailureRecord::complete
-          ? std::string(failure.reason, strnlen(failure.reason, sizeof(failure.reason)))
-          : str("rank ", origin, " failed: an exception left the scope of its group");
-  const std::string message =
-      str('[', operation, "] ", reason, " (rank ", rank_, " of ", size_, ", group '", group_,
-          "', sequence ", sequence_.load(std::memory_order_relaxed), ')',
-          hint(state == FailureRecord::complete ? kind : FailureRecord::peer));
-  if (state == FailureRecord::complete && kind == FailureRecord::timeout) {
-    return std::make_exception_ptr(TimeoutError(message));
+  Failure told;
+  if (state == FailureRecord::complete) {
+    told = {failure.kind.load(), failure.origin.load(),
+            std::string(failure.reason, strnlen(failure.reason, sizeof(failure.reason)))};
+  } else {
+    told.origin = state >= FailureRecord::text_follows
+                      ? static_cast<int>(state - FailureRecord::text_follows)
+                      : failure.origin.load();
+    told.reason = str("rank ", told.origin, " failed: an exception left the scope of its group");
   }
-  if (state == FailureRecord::complete && kind == FailureRecord::mismatch) {
-    return std::make_exception_ptr(MismatchError(message));
-  }
-  return std::make_exception_ptr(PeerError(message, origin));
+  return make_error(told, operation,
+                    {rank_, size_, group_, sequence_.load(std::memory_order_relaxed)});
 }
 
 }  // namespace cohort::comm::shm

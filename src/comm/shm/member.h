@@ -14,9 +14,6 @@
 
 namespace cohort::comm::shm {
 
-// For messages: "rank 3", "ranks 0, 1".
-std::string named(const std::vector<int>& ranks);
-
 // One rank's part in a group: its steps, its waits for the others, and how all learn of a failure.
 //
 // Collectives are sequences of steps that are the same on all ranks. publish() says that this rank
@@ -71,8 +68,8 @@ class Member {
   std::exception_ptr failure(Operation operation) const;
 
   // Ends the group, if it runs, and throws its failure: the first that was recorded.
-  [[noreturn]] void fail(FailureRecord::Kind kind, int origin, const std::string& reason);
-  void record_failure(FailureRecord::Kind kind, int origin, const std::string& reason) noexcept;
+  [[noreturn]] void fail(FailureKind kind, int origin, const std::string& reason);
+  void record_failure(FailureKind kind, int origin, const std::string& reason) noexcept;
   void abort(const std::string& reason) noexcept;
   void abort_text_follows() noexcept;
   void leave() noexcept;

@@ -1,7 +1,8 @@
 #include "comm/shm/process_link.h"
 
+#include <algorithm>
 #include <cstring>
-#include <numeric>
+#include <sstream>
 #include <utility>
 #include <vector>
 
@@ -113,6 +114,20 @@ std::string key(const char* what, int rank) {
   return str("shm/", what, '/', rank);
 }
 
+// All ranks come to the same refusal; the store may be rank 0's own, and must not go before the
+// others have read from it what they come to it by.
+void let_all_see(Store& store, int rank, int size) {
+  constexpr Milliseconds kPatience{5'000};
+  try {
+    store.set(key("seen", rank), "", kPatience);
+    std::vector<std::string> keys;
+    for (int r = 0; r < size; ++r) keys.push_back(key("seen", r));
+    if (rank == 0) store.wait(keys, kPatience);
+  } catch (const Error&) {
+    return;  // somebody is slower than that, or has gone
+  }
+}
+
 class Meeting {
  public:
   Meeting(Store& store, int rank, int size, Milliseconds timeout)
@@ -120,7 +135,7 @@ class Meeting {
     mesh_->peers.resize(static_cast<std::size_t>(size));
   }
 
-  std::shared_ptr<Mesh> hold() {
+  Hosts hold() {
     own_.nonce = random_nonce();
     const Descriptor listener = listen_abstract(own_.name);
     store_.set(key("address", rank_), own_.name + ' ' + to_hex(own_.nonce), deadline_.left());
@@ -128,10 +143,16 @@ class Meeting {
     agree_on_reach();
     accept_higher(listener);
     await_answers();
+    std::vector<int> members;
     for (int r = 0; r < size_; ++r) {
-      if (r != rank_) peer(r).process = watch_process(peer(r).socket);
+      if (shares_host(r)) members.push_back(r);
+      if (shares_host(r) && r != rank_) peer(r).process = watch_process(peer(r).socket);
     }
-    return mesh_;
+    Hosts hosts{host_of_, nullptr};
+    if (members.size() > 1) {
+      hosts.link = std::make_shared<ProcessLink>(std::move(mesh_), std::move(members), rank_);
+    }
+    return hosts;
   }
 
  private:
@@ -157,32 +178,51 @@ class Meeting {
       if (socket && same_user(*socket) && send_bytes(*socket, &hello, sizeof(hello))) {
         peer(r).socket = std::move(*socket);
       } else {
-        unreachable += (unreachable.empty() ? "" : ", ") + std::to_string(r);
+        unreachable += str(r, ' ');
       }
     }
     store_.set(key("unreachable", rank_), unreachable, deadline_.left());
   }
 
+  // Each rank's host is named by the lowest rank that it reaches; all ranks see the same.
   void agree_on_reach() {
     for (int r = 0; r < size_; ++r) {
-      const std::string unreachable = store_.get(key("unreachable", r), deadline_.left());
-      check<NotSupported>(unreachable.empty(), "[init] rank ", r,
-                          " does not share a host with rank ", unreachable, " (backend shm, rank ",
-                          rank_, " of ", size_,
-                          "); start all ranks on one host, in one network namespace and as one "
-                          "user");
+      std::vector<bool> reaches(static_cast<std::size_t>(r), true);
+      std::istringstream unreachable(store_.get(key("unreachable", r), deadline_.left()));
+      for (std::size_t other = 0; unreachable >> other;) {
+        if (other < reaches.size()) reaches[other] = false;
+      }
+      int host = 0;
+      while (host < r && !reaches[static_cast<std::size_t>(host)]) ++host;
+      for (int other = 0; other < r; ++other) {
+        const bool same = host_of_[static_cast<std::size_t>(other)] == host;
+        if (same != reaches[static_cast<std::size_t>(other)]) let_all_see(store_, rank_, size_);
+        check<NotSupported>(same == reaches[static_cast<std::size_t>(other)],
+                            "[init] the hosts do not come apart: rank ", r,
+                            same ? " cannot reach rank " : " reaches rank ", other,
+                            " over local sockets, and rank ", host,
+                            " as well; start the ranks of a host in one network namespace and as "
+                            "one user");
+      }
+      host_of_.push_back(host);
     }
+  }
+
+  bool shares_host(int rank) const {
+    return host_of_[static_cast<std::size_t>(rank)] == host_of_[static_cast<std::size_t>(rank_)];
   }
 
   // Strangers are dropped: they do not know the nonce.
   void accept_higher(const Descriptor& listener) {
-    for (int open = size_ - 1 - rank_; open > 0;) {
+    int open = 0;
+    for (int r = rank_ + 1; r < size_; ++r) open += shares_host(r) ? 1 : 0;
+    while (open > 0) {
       check_deadline("did not connect");
       auto socket = accept_same_user(listener, kSlice);
       if (!socket) continue;
       Hello hello{};
       if (!said_hello(*socket, hello, Milliseconds(1000)) || hello.rank <= rank_ ||
-          hello.rank >= size_ || peer(hello.rank).socket) {
+          hello.rank >= size_ || !shares_host(hello.rank) || peer(hello.rank).socket) {
         continue;
       }
       const Hello answer{kMagic, rank_, size_, own_.nonce};
@@ -204,6 +244,7 @@ class Meeting {
 
   void await_answers() {
     for (int r = 0; r < rank_; ++r) {
+      if (!shares_host(r)) continue;
       const Address address = address_of(r);
       Hello answer{};
       Descriptor file;
@@ -219,7 +260,7 @@ class Meeting {
     if (!deadline_.passed()) return;
     std::string missing;
     for (int r = 0; r < size_; ++r) {
-      if (r != rank_ && !peer(r).socket)
+      if (r != rank_ && shares_host(r) && !peer(r).socket)
         missing += (missing.empty() ? "" : ", ") + std::to_string(r);
     }
     throw TimeoutError(
@@ -231,16 +272,31 @@ class Meeting {
   const int size_;
   const Deadline deadline_;
   Address own_;
+  std::vector<int> host_of_;
   std::shared_ptr<Mesh> mesh_ = std::make_shared<Mesh>();
 };
 
 }  // namespace
 
+bool Hosts::one() const {
+  return std::all_of(host_of.begin(), host_of.end(), [&](int host) { return host == 0; });
+}
+
+Hosts find_hosts(Store& store, int rank, int size, Milliseconds timeout) {
+  return Meeting(store, rank, size, timeout).hold();
+}
+
 std::shared_ptr<Link> connect_processes(Store& store, int rank, int size, Milliseconds timeout) {
-  std::vector<int> members(static_cast<std::size_t>(size));
-  std::iota(members.begin(), members.end(), 0);
-  return std::make_shared<ProcessLink>(Meeting(store, rank, size, timeout).hold(),
-                                       std::move(members), rank);
+  Hosts hosts = find_hosts(store, rank, size, timeout);
+  if (!hosts.one()) let_all_see(store, rank, size);
+  for (int r = 1; r < size; ++r) {
+    check<NotSupported>(hosts.host_of[static_cast<std::size_t>(r)] == 0, "[init] rank ", r,
+                        " does not share a host with rank 0 (backend shm, rank ", rank, " of ",
+                        size,
+                        "); start all ranks on one host, in one network namespace and as one "
+                        "user, or choose backend auto");
+  }
+  return std::move(hosts.link);
 }
 
 }  // namespace cohort::comm::shm

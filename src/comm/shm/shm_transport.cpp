@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <map>
 #include <new>
 #include <numeric>
 #include <utility>
@@ -14,26 +13,8 @@
 namespace cohort::comm::shm {
 namespace {
 
-// FNV-1a over words: cheap, and only has to tell apart what differs by accident.
-class Hash {
- public:
-  Hash& add(std::uint64_t word) {
-    value_ = (value_ ^ word) * 1099511628211u;
-    value_ ^= value_ >> 32;
-    return *this;
-  }
-  Hash& add(const char* bytes, std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i) add(static_cast<unsigned char>(bytes[i]));
-    return *this;
-  }
-  std::uint64_t value() const { return value_; }
-
- private:
-  std::uint64_t value_ = 14695981039346656037u;
-};
-
-std::string describe(const CallRecord& record) {
-  return comm::describe(Call{
+Call call_of(const CallRecord& record) {
+  return {
       .operation = record.operation,
       .reduce = record.reduce,
       .dtype = record.dtype,
@@ -41,7 +22,7 @@ std::string describe(const CallRecord& record) {
       .peer = record.peer,
       .scale = record.scale,
       .owner = std::string(record.owner, strnlen(record.owner, kOwnerBytes)),
-  });
+  };
 }
 
 // A fresh segment for a group of `size`: rank 0 makes it and hands it out.
@@ -109,28 +90,6 @@ void ShmTransport::leave() noexcept {
   member_->family()->remove(member_->id());
 }
 
-std::int64_t ShmTransport::Parts::largest() const {
-  return *std::max_element(counts.begin(), counts.end()) * item;
-}
-
-ShmTransport::Parts ShmTransport::parts_of(std::span<const std::int64_t> counts, DType dtype) {
-  Parts parts;
-  parts.item = static_cast<std::int64_t>(item_size(dtype));
-  std::int64_t offset = 0;
-  for (const std::int64_t count : counts) {
-    parts.counts.push_back(count);
-    parts.offsets.push_back(offset);
-    offset += count * parts.item;
-  }
-  return parts;
-}
-
-Share share_of(std::int64_t count, std::int64_t item, int rank, int size) {
-  const std::int64_t line = 64 / item;
-  const std::int64_t each = ((count + size - 1) / size + line - 1) / line * line;
-  return {std::min(count, each * rank), std::min(count, each * (rank + 1))};
-}
-
 ShmTransport::Round::Round(ShmTransport& transport, const Call& call, std::uint64_t counts_hash)
     : transport_(transport) {
   transport_.member_->begin(call, ++transport_.sequence_);
@@ -149,21 +108,8 @@ void ShmTransport::write_record(const Call& call, std::uint64_t counts_hash) {
   record.scale = call.scale;
   check_signature_ = call.check_signature;
   if (!check_signature_) return;
-  const std::size_t length = call.owner.copy(record.owner, kOwnerBytes - 1);
-  // Ranks send different amounts in an uneven all_to_all; its counts are compared pair by pair.
-  const auto elements =
-      call.operation == Operation::all_to_all ? 0 : static_cast<std::uint64_t>(call.elements);
-  record.hash = Hash()
-                    .add(sequence_)
-                    .add(static_cast<std::uint64_t>(call.operation) << 16 |
-                         static_cast<std::uint64_t>(call.reduce) << 8 |
-                         static_cast<std::uint64_t>(call.dtype))
-                    .add(elements)
-                    .add(static_cast<std::uint64_t>(call.peer))
-                    .add(std::bit_cast<std::uint64_t>(call.scale))
-                    .add(counts_hash)
-                    .add(record.owner, length)
-                    .value();
+  call.owner.copy(record.owner, kOwnerBytes - 1);
+  record.hash = signature(call, sequence_, counts_hash);
 }
 
 void ShmTransport::meet() {
@@ -177,25 +123,9 @@ void ShmTransport::meet() {
 }
 
 void ShmTransport::report_mismatch() {
-  std::map<std::uint64_t, std::vector<int>> ranks_by_hash;
-  std::vector<std::uint64_t> order;
-  for (int r = 0; r < size(); ++r) {
-    std::vector<int>& ranks = ranks_by_hash[record(r).hash];
-    if (ranks.empty()) order.push_back(record(r).hash);
-    ranks.push_back(r);
-  }
-  std::string reason;
-  bool same_text = true;
-  std::string first_text;
-  for (const std::uint64_t hash : order) {
-    const std::vector<int>& ranks = ranks_by_hash[hash];
-    const std::string text = describe(record(ranks.front()));
-    if (first_text.empty()) first_text = text;
-    same_text = same_text && text == first_text;
-    reason += str(reason.empty() ? "" : "; ", named(ranks), " called ", text);
-  }
-  if (same_text) reason += ", with different counts per rank";
-  member_->fail(FailureRecord::mismatch, rank(), reason);
+  std::vector<Said> said;
+  for (int r = 0; r < size(); ++r) said.push_back({record(r).hash, call_of(record(r))});
+  member_->fail(FailureKind::mismatch, rank(), describe_mismatch(said));
 }
 
 ShmTransport::Route ShmTransport::common_route() const {
@@ -284,9 +214,9 @@ std::uint32_t ShmTransport::reserve_block(std::size_t bytes, std::size_t slice) 
   }
   if (segment) segment->close_file();
   check<OutOfMemory>(failed.empty(), "[allocate] no ", bytes,
-                     " bytes of symmetric memory for each of ", size(), " ranks; ", named(failed),
-                     " failed", trouble.empty() ? "" : ": ", trouble, " (rank ", rank(),
-                     ", group '", member_->group(), "')");
+                     " bytes of symmetric memory for each of ", size(), " ranks; ",
+                     list_ranks(failed), " failed", trouble.empty() ? "" : ": ", trouble, " (rank ",
+                     rank(), ", group '", member_->group(), "')");
   segment->prefault();
   return pool_->add(std::move(segment), slice);
 }

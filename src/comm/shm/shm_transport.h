@@ -1,11 +1,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "comm/parts.h"
 #include "comm/reduce.h"
 #include "comm/shm/member.h"
 #include "comm/shm/pool.h"
@@ -34,6 +36,14 @@ class ShmTransport final : public Transport {
   std::int64_t all_reduce(const Call& call, void* data) override;
   std::int64_t reduce_scatter(const Call& call, void* out, const void* in,
                               std::span<const std::int64_t> counts) override;
+  // The same without the finish and its rounding: `out` is of partial_dtype(call.dtype).
+  std::int64_t reduce_scatter_partial(const Call& call, void* out, const void* in,
+                                      std::span<const std::int64_t> counts);
+  // Comes to a collective on `data` with all ranks. Where it lies at the same place of symmetric
+  // memory on all, runs `body` on everybody's tensors, by rank, and returns true once all ranks
+  // have; they must not write what another one still reads. Otherwise false: nothing was done.
+  bool on_all_tensors(const Call& call, void* data,
+                      const std::function<void(std::span<void* const>)>& body);
   std::int64_t all_gather(const Call& call, void* out, const void* in,
                           std::span<const std::int64_t> counts) override;
   std::int64_t broadcast(const Call& call, void* data) override;
@@ -55,19 +65,14 @@ class ShmTransport final : public Transport {
   }
 
  private:
+  // What makes one of all ranks' elements: destination, sources by rank, elements.
+  using Combine = std::function<void(void*, std::span<const void* const>, std::int64_t)>;
+  std::int64_t reduce_parts(const Call& call, void* out, const void* in,
+                            std::span<const std::int64_t> counts, DType out_dtype,
+                            const Combine& combine);
+
   // How a collective's bytes travel; all ranks see all places, and so choose alike.
   enum class Route { staged, out_direct, in_direct };
-
-  // The parts of a tensor that belong to the ranks, in bytes.
-  struct Parts {
-    std::vector<std::int64_t> counts;   // elements
-    std::vector<std::int64_t> offsets;  // bytes
-    std::int64_t item = 1;
-    std::int64_t bytes(int rank) const { return counts[static_cast<std::size_t>(rank)] * item; }
-    std::int64_t offset(int rank) const { return offsets[static_cast<std::size_t>(rank)]; }
-    std::int64_t largest() const;  // bytes of the largest part
-  };
-  static Parts parts_of(std::span<const std::int64_t> counts, DType dtype);
 
   // Agreement. A Round is one collective from its record to its end.
   class Round;
@@ -87,7 +92,8 @@ class ShmTransport final : public Transport {
   // Direct.
   std::byte* peer_part(Place CallRecord::*place, int rank) const;
   std::int64_t direct_all_reduce(const Call& call);
-  std::int64_t direct_reduce_scatter(const Call& call, void* out, const Parts& parts);
+  std::int64_t direct_reduce_parts(void* out, const Parts& parts, std::int64_t out_item,
+                                   const Combine& combine);
   std::int64_t direct_gather_out(void* out, const void* in, const Parts& parts);
   std::int64_t direct_gather_in(void* out, const void* in, const Parts& parts);
   std::int64_t direct_broadcast(const Call& call, void* data);
@@ -111,13 +117,6 @@ class ShmTransport final : public Transport {
   bool check_signature_ = true;  // the same
   std::uint64_t piece_ = 0;      // counts staged pieces, alike on all ranks; chooses the slot
 };
-
-// Elements of a tensor of `count` that rank `rank` reduces: whole cache lines, as even as they go.
-struct Share {
-  std::int64_t begin;
-  std::int64_t end;
-};
-Share share_of(std::int64_t count, std::int64_t item, int rank, int size);
 
 // One collective: from the record to the end, which comes also when it throws.
 class ShmTransport::Round {

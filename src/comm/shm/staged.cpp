@@ -28,15 +28,6 @@ std::int64_t piece_length(std::int64_t bytes, std::int64_t p, std::int64_t piece
   return std::clamp(bytes - p * piece, std::int64_t{0}, piece);
 }
 
-std::uint64_t hash_counts(std::span<const std::int64_t> counts) {
-  std::uint64_t hash = 14695981039346656037u;
-  for (const std::int64_t count : counts) {
-    hash = (hash ^ static_cast<std::uint64_t>(count)) * 1099511628211u;
-    hash ^= hash >> 32;
-  }
-  return hash;
-}
-
 }  // namespace
 
 std::byte* ShmTransport::slot(int rank, std::uint64_t piece) const {
@@ -127,8 +118,27 @@ std::int64_t ShmTransport::staged_all_reduce(const Call& call, std::byte* data) 
 
 std::int64_t ShmTransport::reduce_scatter(const Call& call, void* out, const void* in,
                                           std::span<const std::int64_t> counts) {
+  const Finish finish = finish_for(call.reduce, call.scale, size());
+  return reduce_parts(call, out, in, counts, call.dtype,
+                      [&](void* to, std::span<const void* const> from, std::int64_t count) {
+                        reduce({&to, 1}, from, count, call.dtype, call.reduce, finish);
+                      });
+}
+
+std::int64_t ShmTransport::reduce_scatter_partial(const Call& call, void* out, const void* in,
+                                                  std::span<const std::int64_t> counts) {
+  return reduce_parts(call, out, in, counts, partial_dtype(call.dtype),
+                      [&](void* to, std::span<const void* const> from, std::int64_t count) {
+                        reduce_to_partial(to, from, count, call.dtype, call.reduce);
+                      });
+}
+
+std::int64_t ShmTransport::reduce_parts(const Call& call, void* out, const void* in,
+                                        std::span<const std::int64_t> counts, DType out_dtype,
+                                        const Combine& combine) {
   const Round round(*this, call, hash_counts(counts));
   const Parts parts = parts_of(counts, call.dtype);
+  const auto out_item = static_cast<std::int64_t>(item_size(out_dtype));
   own_record().in = pool_->locate(in, static_cast<std::size_t>(call.elements * parts.item));
   const std::int64_t window = window_bytes();
   const auto put = [&](std::int64_t p) {
@@ -139,8 +149,9 @@ std::int64_t ShmTransport::reduce_scatter(const Call& call, void* out, const voi
     }
   };
   const Route route = enter([&] { put(0); });
-  if (route == Route::in_direct) return direct_reduce_scatter(call, out, parts);
-  const Finish finish = finish_for(call.reduce, call.scale, size());
+  if (route == Route::in_direct) {
+    return direct_reduce_parts(out, parts, out_item, combine);
+  }
   std::vector<const void*> sources(static_cast<std::size_t>(size()));
   staged(pieces_of(parts.largest(), window), put, [&](std::int64_t p) {
     const std::int64_t bytes = piece_length(parts.bytes(rank()), p, window);
@@ -148,10 +159,10 @@ std::int64_t ShmTransport::reduce_scatter(const Call& call, void* out, const voi
     for (int r = 0; r < size(); ++r) {
       sources[static_cast<std::size_t>(r)] = slot(r) + rank() * window;
     }
-    void* target = static_cast<std::byte*>(out) + p * window;
-    reduce({&target, 1}, sources, bytes / parts.item, call.dtype, call.reduce, finish);
+    combine(static_cast<std::byte*>(out) + p * window / parts.item * out_item, sources,
+            bytes / parts.item);
   });
-  return call.elements * parts.item + parts.bytes(rank());
+  return call.elements * parts.item + parts.bytes(rank()) / parts.item * out_item;
 }
 
 std::int64_t ShmTransport::all_gather(const Call& call, void* out, const void* in,
@@ -230,7 +241,7 @@ std::int64_t ShmTransport::all_to_all(const Call& call, void* out,
     const std::int64_t sent = counts_of(r)[static_cast<std::size_t>(rank())];
     const std::int64_t expected = out_counts[static_cast<std::size_t>(r)];
     if (sent != expected) {
-      member_->fail(FailureRecord::mismatch, r,
+      member_->fail(FailureKind::mismatch, r,
                     str("rank ", r, " sends ", sent, " elements to rank ", rank(),
                         " in all_to_all, which expects ", expected));
     }

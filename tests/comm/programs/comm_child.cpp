@@ -1,4 +1,4 @@
-// A rank of the process tests: comm_child MODE [group timeout in milliseconds].
+// A rank of the process tests: comm_child MODE [group timeout in milliseconds] [backend].
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -77,11 +77,11 @@ void throwing_loader(const Group& group) {
 
 void little_memory(const Group& group) {
   if (group->rank() == 1) {
-    // No room to map another GiB: the limit of address space is what a process can set itself. What
-    // is mapped already counts (a sanitizer's shadow is terabytes).
+    // No room to map another 512 MiB: the limit of address space is what a process can set itself.
+    // What is mapped already counts (a sanitizer's shadow is terabytes).
     std::int64_t pages = 0;
     std::ifstream("/proc/self/statm") >> pages;
-    const auto bytes = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE)) + (rlim_t{1} << 30);
+    const auto bytes = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE)) + (rlim_t{1} << 29);
     const rlimit limit{.rlim_cur = bytes, .rlim_max = bytes};
     setrlimit(RLIMIT_AS, &limit);
   }
@@ -109,7 +109,8 @@ void forks_and_loops(const Group& group) {
 int run(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
   const Milliseconds timeout(argc > 2 ? std::stol(argv[2]) : 60'000);
-  const Group group = comm::init_from_env({.timeout = timeout});
+  const Group group =
+      comm::init_from_env({.timeout = timeout, .backend = argc > 3 ? argv[3] : "auto"});
   const bool odd = group->rank() == 1;
   const std::map<std::string, std::function<void()>> modes = {
       {"symmetric", [&] { all_reduce_loop(group, group->allocate({kLarge})); }},

@@ -8,12 +8,12 @@
 
 #include "cohort/core/error.h"
 #include "comm/collective_values.h"
+#include "comm/worlds.h"
 
 namespace cohort::test {
 namespace {
 
 using comm::CollectiveOptions;
-using comm::LocalWorld;
 using comm::ProcessGroup;
 using comm::ReduceOp;
 using comm::Work;
@@ -27,19 +27,35 @@ Tensor zeros(std::int64_t size, DType dtype = f32) {
 
 // Runs `body` on each rank, expects it to throw E everywhere, and returns the messages.
 template <typename E, typename Body>
-std::vector<std::string> failures(int world, Milliseconds timeout, Body body) {
+std::vector<std::string> failures(Over over, int world, Milliseconds timeout, Body body) {
   std::vector<std::string> messages(static_cast<std::size_t>(world));
-  LocalWorld(world, {.timeout = timeout}).run([&](const Group& group) {
+  World(over, world, {.timeout = timeout}).run([&](const Group& group) {
     messages[static_cast<std::size_t>(group->rank())] = message_of<E>([&] { body(group); });
   });
   return messages;
 }
 
+class OverTransports : public testing::TestWithParam<Over> {};
+class Mismatch : public OverTransports {};
+class Deadline : public OverTransports {};
+class Leaving : public OverTransports {};
+class Abort : public OverTransports {};
+class Failure : public OverTransports {};
+
+std::string over_name(const testing::TestParamInfo<Over>& info) {
+  return name(info.param);
+}
+INSTANTIATE_TEST_SUITE_P(Over, Mismatch, testing::ValuesIn(transports()), over_name);
+INSTANTIATE_TEST_SUITE_P(Over, Deadline, testing::ValuesIn(transports()), over_name);
+INSTANTIATE_TEST_SUITE_P(Over, Leaving, testing::ValuesIn(transports()), over_name);
+INSTANTIATE_TEST_SUITE_P(Over, Abort, testing::ValuesIn(transports()), over_name);
+INSTANTIATE_TEST_SUITE_P(Over, Failure, testing::ValuesIn(transports()), over_name);
+
 constexpr Milliseconds kLong{60'000};
 constexpr Milliseconds kShort{300};
 
-TEST(Mismatch, OfOperationsNamesWhoCalledWhatOnAllRanks) {
-  const auto messages = failures<MismatchError>(2, kLong, [](const Group& group) {
+TEST_P(Mismatch, OfOperationsNamesWhoCalledWhatOnAllRanks) {
+  const auto messages = failures<MismatchError>(GetParam(), 2, kLong, [](const Group& group) {
     group->barrier();
     if (group->rank() == 0) {
       group->all_reduce(zeros(12)).wait();
@@ -59,63 +75,78 @@ struct Disagreement {
   std::function<Work(const Group&, bool odd)> call;
   const char* said;
 };
-class MismatchOf : public testing::TestWithParam<Disagreement> {};
+class MismatchOf : public testing::TestWithParam<std::tuple<Over, Disagreement>> {};
 
 TEST_P(MismatchOf, IsFoundOnAllRanks) {
+  const auto& [over, disagreement] = GetParam();
+  const auto call = disagreement.call;
   const auto messages = failures<MismatchError>(
-      3, kLong, [](const Group& group) { GetParam().call(group, group->rank() == 2).wait(); });
+      over, 3, kLong, [&](const Group& group) { call(group, group->rank() == 2).wait(); });
   for (const std::string& message : messages) {
     EXPECT_THAT(message, AllOf(HasSubstr("ranks 0, 1 called"), HasSubstr("rank 2 called"),
-                               HasSubstr(GetParam().said)));
+                               HasSubstr(disagreement.said)));
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(
     All, MismatchOf,
-    testing::Values(
-        Disagreement{"Elements",
-                     [](const Group& g, bool odd) { return g->all_reduce(zeros(odd ? 7 : 8)); },
-                     "of 7 f32"},
-        Disagreement{"Large",
-                     [](const Group& g, bool odd) {
-                       return g->all_reduce(zeros(odd ? 1'000'000 : 900'000));
-                     },
-                     "of 900000 f32"},
-        Disagreement{
-            "DType",
-            [](const Group& g, bool odd) { return g->all_reduce(zeros(8, odd ? f64 : f32)); },
-            "of 8 f64"},
-        Disagreement{"ReduceOp",
-                     [](const Group& g, bool odd) {
-                       return g->all_reduce(zeros(8), odd ? ReduceOp::max : ReduceOp::sum);
-                     },
-                     "all_reduce(max)"},
-        Disagreement{"Scale",
-                     [](const Group& g, bool odd) {
-                       return g->all_reduce(zeros(8), ReduceOp::sum, {.scale = odd ? 0.5 : 1});
-                     },
-                     "x 0.5"},
-        Disagreement{"Owner",
-                     [](const Group& g, bool odd) {
-                       return g->all_reduce(zeros(8), ReduceOp::sum,
-                                            {.owner = odd ? "bucket 3" : "bucket 2"});
-                     },
-                     "(bucket 3)"},
-        Disagreement{"Root",
-                     [](const Group& g, bool odd) { return g->broadcast(zeros(8), odd ? 1 : 0); },
-                     "from rank 1"},
-        Disagreement{"Counts",
-                     [](const Group& g, bool odd) {
-                       const std::vector<std::int64_t> counts =
-                           odd ? std::vector<std::int64_t>{2, 0, 1}
-                               : std::vector<std::int64_t>{1, 1, 1};
-                       return g->all_gather(zeros(3), zeros(1), counts);
-                     },
-                     "different counts"}),
-    [](const auto& info) { return info.param.name; });
+    testing::
+        Combine(testing::ValuesIn(transports()),
+                testing::Values(Disagreement{"Elements",
+                                             [](const Group& g, bool odd) {
+                                               return g->all_reduce(zeros(odd ? 7 : 8));
+                                             },
+                                             "of 7 f32"},
+                                Disagreement{"Large",
+                                             [](const Group& g, bool odd) {
+                                               return g->all_reduce(
+                                                   zeros(odd ? 1'000'000 : 900'000));
+                                             },
+                                             "of 900000 f32"},
+                                Disagreement{"DType",
+                                             [](const Group& g, bool odd) {
+                                               return g->all_reduce(zeros(8, odd ? f64 : f32));
+                                             },
+                                             "of 8 f64"},
+                                Disagreement{"ReduceOp",
+                                             [](const Group& g, bool odd) {
+                                               return g->all_reduce(
+                                                   zeros(8), odd ? ReduceOp::max : ReduceOp::sum);
+                                             },
+                                             "all_reduce(max)"},
+                                Disagreement{"Scale",
+                                             [](const Group& g, bool odd) {
+                                               return g->all_reduce(zeros(8), ReduceOp::sum,
+                                                                    {.scale = odd ? 0.5 : 1});
+                                             },
+                                             "x 0.5"},
+                                Disagreement{"Owner",
+                                             [](const Group& g, bool odd) {
+                                               return g->all_reduce(
+                                                   zeros(8), ReduceOp::sum,
+                                                   {.owner = odd ? "bucket 3" : "bucket 2"});
+                                             },
+                                             "(bucket 3)"},
+                                Disagreement{"Root",
+                                             [](const Group& g, bool odd) {
+                                               return g->broadcast(zeros(8), odd ? 1 : 0);
+                                             },
+                                             "from rank 1"},
+                                Disagreement{
+                                    "Counts",
+                                    [](const Group& g, bool odd) {
+                                      const std::vector<std::int64_t> counts =
+                                          odd ? std::vector<std::int64_t>{2, 0, 1}
+                                              : std::vector<std::int64_t>{1, 1, 1};
+                                      return g->all_gather(zeros(3), zeros(1), counts);
+                                    },
+                                    "different counts"})),
+    [](const auto& info) {
+      return str(name(std::get<Over>(info.param)), "_", std::get<Disagreement>(info.param).name);
+    });
 
-TEST(Mismatch, OfTheCountsOfAPairEndsAnAllToAll) {
-  const auto messages = failures<MismatchError>(2, kLong, [](const Group& group) {
+TEST_P(Mismatch, OfTheCountsOfAPairEndsAnAllToAll) {
+  const auto messages = failures<MismatchError>(GetParam(), 2, kLong, [](const Group& group) {
     const std::vector<std::int64_t> in = {1, 1};
     const std::vector<std::int64_t> out = {1, 1};
     const std::vector<std::int64_t> in0 = {1, 3};
@@ -131,8 +162,8 @@ TEST(Mismatch, OfTheCountsOfAPairEndsAnAllToAll) {
             messages[1].substr(messages[1].find(']'), 30));
 }
 
-TEST(Mismatch, OfSentAndReceivedElementsNamesBoth) {
-  const auto messages = failures<MismatchError>(2, kLong, [](const Group& group) {
+TEST_P(Mismatch, OfSentAndReceivedElementsNamesBoth) {
+  const auto messages = failures<MismatchError>(GetParam(), 2, kLong, [](const Group& group) {
     if (group->rank() == 0) {
       group->send(zeros(3), 1).wait();
       group->barrier().wait();
@@ -144,8 +175,8 @@ TEST(Mismatch, OfSentAndReceivedElementsNamesBoth) {
                                  HasSubstr("recv(from rank 0) of 4 f32")));
 }
 
-TEST(Mismatch, OfTheOrderOfTwoGroupsIsFoundWithoutWaitingForTheDeadline) {
-  const auto messages = failures<MismatchError>(2, kLong, [](const Group& group) {
+TEST_P(Mismatch, OfTheOrderOfTwoGroupsIsFoundWithoutWaitingForTheDeadline) {
+  const auto messages = failures<MismatchError>(GetParam(), 2, kLong, [](const Group& group) {
     const Group a = group->split(0, 0, "a");
     const Group b = group->split(0, 0, "b");
     const Group& first = group->rank() == 0 ? a : b;
@@ -159,10 +190,10 @@ TEST(Mismatch, OfTheOrderOfTwoGroupsIsFoundWithoutWaitingForTheDeadline) {
   }
 }
 
-TEST(Deadline, NamesTheMissingRankAndWhereItIs) {
+TEST_P(Deadline, NamesTheMissingRankAndWhereItIs) {
   std::atomic<bool> over{false};
   std::string late;
-  const auto messages = failures<TimeoutError>(3, kShort, [&](const Group& group) {
+  const auto messages = failures<TimeoutError>(GetParam(), 3, kShort, [&](const Group& group) {
     group->barrier().wait();
     if (group->rank() == 1) {
       while (!over) std::this_thread::yield();
@@ -182,9 +213,9 @@ TEST(Deadline, NamesTheMissingRankAndWhereItIs) {
   }
 }
 
-TEST(Deadline, OfOneCollectiveReplacesTheGroups) {
+TEST_P(Deadline, OfOneCollectiveReplacesTheGroups) {
   std::atomic<bool> over{false};
-  failures<TimeoutError>(2, kLong, [&](const Group& group) {
+  failures<TimeoutError>(GetParam(), 2, kLong, [&](const Group& group) {
     if (group->rank() == 1) {
       while (!over) std::this_thread::yield();
       group->barrier().wait();
@@ -198,10 +229,10 @@ TEST(Deadline, OfOneCollectiveReplacesTheGroups) {
   });
 }
 
-TEST(Deadline, EndsASendThatNobodyReceivesAndARecvThatNobodySends) {
+TEST_P(Deadline, EndsASendThatNobodyReceivesAndARecvThatNobodySends) {
   for (const bool sends : {true, false}) {
     std::atomic<bool> over{false};
-    const auto messages = failures<TimeoutError>(2, kShort, [&](const Group& group) {
+    const auto messages = failures<TimeoutError>(GetParam(), 2, kShort, [&](const Group& group) {
       if (group->rank() == 1) {
         while (!over) std::this_thread::yield();
         group->barrier().wait();
@@ -222,9 +253,9 @@ TEST(Deadline, EndsASendThatNobodyReceivesAndARecvThatNobodySends) {
   }
 }
 
-TEST(Leaving, IsAnErrorForThoseWhoStillWaitAndNamesTheRank) {
+TEST_P(Leaving, IsAnErrorForThoseWhoStillWaitAndNamesTheRank) {
   std::string message;
-  LocalWorld(3, {.timeout = kLong}).run([&](const Group& world) {
+  World(GetParam(), 3, {.timeout = kLong}).run([&](const Group& world) {
     Group group = world->split(0, 0, "part");
     group->barrier().wait();
     if (world->rank() == 2) {
@@ -238,18 +269,19 @@ TEST(Leaving, IsAnErrorForThoseWhoStillWaitAndNamesTheRank) {
   EXPECT_THAT(message, HasSubstr("rank 2 left the group"));
 }
 
-TEST(Leaving, WaitsForWhatWasEnqueued) {
-  LocalWorld(2, {.runtime = {.delay_seed = 3}, .timeout = kLong}).run([](const Group& world) {
-    Group group = world->split(0);
-    const Tensor tensor = Tensor::full({100'000}, 1);
-    for (int i = 0; i < 4; ++i) group->all_reduce(tensor);
-    group.reset();
-    EXPECT_EQ(tensor.data<float>()[99'999], 16);
-  });
+TEST_P(Leaving, WaitsForWhatWasEnqueued) {
+  World(GetParam(), 2, {.runtime = {.delay_seed = 3}, .timeout = kLong})
+      .run([](const Group& world) {
+        Group group = world->split(0);
+        const Tensor tensor = Tensor::full({100'000}, 1);
+        for (int i = 0; i < 4; ++i) group->all_reduce(tensor);
+        group.reset();
+        EXPECT_EQ(tensor.data<float>()[99'999], 16);
+      });
 }
 
-TEST(Abort, TellsAllRanksTheReasonAndTheOrigin) {
-  const auto messages = failures<PeerError>(3, kLong, [](const Group& group) {
+TEST_P(Abort, TellsAllRanksTheReasonAndTheOrigin) {
+  const auto messages = failures<PeerError>(GetParam(), 3, kLong, [](const Group& group) {
     if (group->rank() == 1) group->abort("the loader found no data");
     try {
       group->all_reduce(zeros(4)).wait();
@@ -263,8 +295,8 @@ TEST(Abort, TellsAllRanksTheReasonAndTheOrigin) {
   }
 }
 
-TEST(Abort, HappensWhenAnExceptionLeavesTheScopeOfAGroup) {
-  const auto messages = failures<PeerError>(2, kLong, [](const Group& world) {
+TEST_P(Abort, HappensWhenAnExceptionLeavesTheScopeOfAGroup) {
+  const auto messages = failures<PeerError>(GetParam(), 2, kLong, [](const Group& world) {
     const Group group = world->split(0, 0, "inner");
     if (world->rank() == 1) throw PeerError("a stand-in", 1);
     group->barrier().wait();
@@ -273,8 +305,8 @@ TEST(Abort, HappensWhenAnExceptionLeavesTheScopeOfAGroup) {
                                  HasSubstr("group 'inner'")));
 }
 
-TEST(Abort, WakesCollectivesThatWait) {
-  failures<PeerError>(2, kLong, [](const Group& group) {
+TEST_P(Abort, WakesCollectivesThatWait) {
+  failures<PeerError>(GetParam(), 2, kLong, [](const Group& group) {
     const Work work = group->rank() == 0 ? group->barrier() : Work();
     if (group->rank() == 1) group->abort("enough");
     work.wait();
@@ -282,8 +314,8 @@ TEST(Abort, WakesCollectivesThatWait) {
   });
 }
 
-TEST(Failure, StaysTheFirstOneAndLaterCallsThrowItAtOnce) {
-  LocalWorld(2, {.timeout = kLong}).run([](const Group& group) {
+TEST_P(Failure, StaysTheFirstOneAndLaterCallsThrowItAtOnce) {
+  World(GetParam(), 2, {.timeout = kLong}).run([](const Group& group) {
     const Work bad = group->rank() == 0 ? group->all_reduce(zeros(4)) : group->barrier();
     const Work behind = group->barrier();
     EXPECT_THROW(bad.wait(), MismatchError);
@@ -296,8 +328,8 @@ TEST(Failure, StaysTheFirstOneAndLaterCallsThrowItAtOnce) {
   });
 }
 
-TEST(Failure, OfOneGroupLeavesTheRanksOtherGroupsAlone) {
-  LocalWorld(2, {.timeout = kLong}).run([](const Group& world) {
+TEST_P(Failure, OfOneGroupLeavesTheRanksOtherGroupsAlone) {
+  World(GetParam(), 2, {.timeout = kLong}).run([](const Group& world) {
     const Group doomed = world->split(0, 0, "doomed");
     const Work bad = world->rank() == 0 ? doomed->all_reduce(zeros(4)) : doomed->barrier();
     const Tensor tensor = Tensor::full({10}, 1);
@@ -307,10 +339,10 @@ TEST(Failure, OfOneGroupLeavesTheRanksOtherGroupsAlone) {
   });
 }
 
-TEST(Failure, OfTheWorkThatMakesTheInputReachesAllRanks) {
+TEST_P(Failure, OfTheWorkThatMakesTheInputReachesAllRanks) {
   for (const std::uint64_t seed : {1u, 2u, 3u}) {
     std::vector<std::string> messages(2);
-    LocalWorld(2, {.runtime = {.schedule_seed = seed}, .timeout = kLong})
+    World(GetParam(), 2, {.runtime = {.schedule_seed = seed}, .timeout = kLong})
         .run([&](const Group& group) {
           const Tensor tensor = zeros(4);
           const Stream& compute = Context::current().stream(Device::cpu());
@@ -328,12 +360,13 @@ TEST(Failure, OfTheWorkThatMakesTheInputReachesAllRanks) {
   }
 }
 
-TEST(Failure, SurfacesOnAQueuedComputeStreamWhenItIsSynchronised) {
-  LocalWorld(2, {.runtime = {.schedule_seed = 9}, .timeout = kLong}).run([](const Group& group) {
-    const Work bad = group->rank() == 0 ? group->all_reduce(zeros(4)) : group->barrier();
-    bad.wait();
-    EXPECT_THROW(Context::current().stream(Device::cpu()).synchronize(), MismatchError);
-  });
+TEST_P(Failure, SurfacesOnAQueuedComputeStreamWhenItIsSynchronised) {
+  World(GetParam(), 2, {.runtime = {.schedule_seed = 9}, .timeout = kLong})
+      .run([](const Group& group) {
+        const Work bad = group->rank() == 0 ? group->all_reduce(zeros(4)) : group->barrier();
+        bad.wait();
+        EXPECT_THROW(Context::current().stream(Device::cpu()).synchronize(), MismatchError);
+      });
 }
 
 }  // namespace

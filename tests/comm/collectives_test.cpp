@@ -6,11 +6,11 @@
 #include <tuple>
 
 #include "comm/collective_values.h"
+#include "comm/worlds.h"
 
 namespace cohort::test {
 namespace {
 
-using comm::LocalWorld;
 using comm::ProcessGroup;
 using comm::ReduceOp;
 using Group = std::shared_ptr<ProcessGroup>;
@@ -27,6 +27,7 @@ struct Case {
   DType dtype;
   Memory memory;
   std::vector<std::int64_t> sizes;
+  Over over = Over::shm;
 };
 
 class Collectives : public testing::TestWithParam<Case> {
@@ -35,7 +36,7 @@ class Collectives : public testing::TestWithParam<Case> {
   template <typename F>
   void on_grid(F fn) {
     const Case& c = GetParam();
-    LocalWorld(c.world, {.timeout = std::chrono::seconds(60)}).run([&](const Group& group) {
+    World(c.over, c.world, {.timeout = std::chrono::seconds(60)}).run([&](const Group& group) {
       dispatch(c.dtype, [&](auto zero) {
         for (const std::int64_t size : c.sizes) fn(group, zero, size);
       });
@@ -301,6 +302,22 @@ std::vector<Case> grid(const std::vector<std::int64_t>& sizes) {
   }
   cases.push_back({3, f32, Memory::mixed, sizes});
   cases.push_back({4, bf16, Memory::mixed, sizes});
+  if (is_built(Over::gloo)) {
+    for (int dtype = 0; dtype < kDTypeCount; ++dtype) {
+      for (const int world : {2, 3, 4}) {
+        cases.push_back({world, static_cast<DType>(dtype), Memory::ordinary, sizes, Over::gloo});
+      }
+    }
+    // Three ranks: hosts of two and of one.
+    for (const DType dtype : {f32, f64, bf16, i64}) {
+      for (const int world : {3, 4}) {
+        cases.push_back({world, dtype, Memory::ordinary, sizes, Over::hierarchical});
+        cases.push_back({world, dtype, Memory::symmetric, sizes, Over::hierarchical});
+      }
+    }
+    cases.push_back({4, f32, Memory::symmetric, sizes, Over::gloo});
+    cases.push_back({4, bf16, Memory::mixed, sizes, Over::hierarchical});
+  }
   return cases;
 }
 
@@ -309,7 +326,7 @@ std::string case_name(const testing::TestParamInfo<Case>& info) {
   const char* memory = c.memory == Memory::ordinary    ? "ordinary"
                        : c.memory == Memory::symmetric ? "symmetric"
                                                        : "mixed";
-  return str("world", c.world, "_", name(c.dtype), "_", memory);
+  return str(name(c.over), "_world", c.world, "_", name(c.dtype), "_", memory);
 }
 
 INSTANTIATE_TEST_SUITE_P(Small, Collectives, testing::ValuesIn(grid(kSmall)), case_name);
