@@ -146,7 +146,7 @@ std::ostream& operator<<(std::ostream& out, const Shares& shares) {
   return out;
 }
 class SyncBatchNormParity : public testing::TestWithParam<Shares> {};
-INSTANTIATE_TEST_SUITE_P(Shapes, Parity,
+INSTANTIATE_TEST_SUITE_P(Shapes, SyncBatchNormParity,
                          testing::Values(Shares{{6, 3}, {6}}, Shares{{6, 3}, {3, 3}},
                                          Shares{{6, 3}, {5, 1}}, Shares{{6, 3}, {0, 6}},
                                          Shares{{6, 3}, {1, 0, 5}}, Shares{{2, 5}, {1, 1}},
