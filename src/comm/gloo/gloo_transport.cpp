@@ -252,7 +252,7 @@ SymmetricMemory GlooTransport::allocate(const Call& call, std::size_t bytes,
   std::shared_ptr<void> pages = refusal.empty() ? reserve_pages(bytes) : nullptr;
   agree_to_allocate(round, bytes,
                     pages || !refusal.empty() ? refusal : "the memory that is left on this host");
-  return {pages.get(), pages};
+  return {.data = pages.get(), .first = nullptr, .owner = pages};
 }
 
 std::vector<int> GlooTransport::hosts_of(const std::vector<int>& members) const {
