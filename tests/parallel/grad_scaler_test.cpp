@@ -1,4 +1,4 @@
-// The loss scale of a group. Faults are rows of docs/faults.md.
+// The loss scale of a group.
 
 #include "cohort/parallel/grad_scaler.h"
 

@@ -37,7 +37,7 @@ void Member::heard(int first_rank, const Word& word) {
       return hear_leaving(r, word);
     case Word::Kind::received: {
       const std::lock_guard lock(mutex_);
-      peer(r).received = true;
+      peer(r).has_all = true;
       return changed_.notify_all();
     }
     case Word::Kind::where:
@@ -69,7 +69,8 @@ void Member::hear_leaving(int rank, const Word& word) {
     Peer& p = peer(rank);
     p.left = true;
     p.left_at = leaving.sequence;
-    p.left_messages = leaving.messages;
+    p.left_sent = leaving.sent;
+    p.left_received = leaving.received;
     p.wants_answer = completed_ < leaving.sequence;
     if (!p.wants_answer) {
       control_->say(first_ranks_[static_cast<std::size_t>(rank)], {Word::Kind::received, id_});

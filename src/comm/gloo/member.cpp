@@ -87,7 +87,8 @@ void Member::begin(const Call& call, std::uint64_t sequence) {
     deadline_ = Deadline::after(call.timeout);
     asked_ = Clock::now();
     overdue_ = false;
-    if (call.operation == Operation::recv) ++peer(call.peer).expected;
+    if (call.operation == Operation::recv) ++peer(call.peer).received;
+    if (call.operation == Operation::send) ++peer(call.peer).sent;
     vain = hopeless();
   }
   // Point-to-point calls need only one peer, so they show no sequence that others could miss.
@@ -171,7 +172,8 @@ std::optional<Failure> Member::hopeless() const {
     bool needed = p.left && p.left_at < sequence_;
     if (is_pair(*call_)) {
       needed = p.left && r == call_->peer &&
-               (call_->operation == Operation::send || p.left_messages < p.expected);
+               (call_->operation == Operation::send ? p.left_received < p.sent
+                                                    : p.left_sent < p.received);
     }
     if (needed) {
       return Failure{FailureKind::peer, r,
@@ -261,11 +263,6 @@ void Member::abort_text_follows() noexcept {
   tell(Word::Kind::text_follows, {FailureKind::peer, rank_, {}});
 }
 
-void Member::count_message(int peer_rank) {
-  const std::lock_guard lock(mutex_);
-  ++peer(peer_rank).sent;
-}
-
 void Member::leave() noexcept {
   if (left_.exchange(true)) return;
   {
@@ -273,13 +270,14 @@ void Member::leave() noexcept {
     if (!failed()) {
       for (int r = 0; r < size_; ++r) {
         control_->say(first_ranks_[static_cast<std::size_t>(r)],
-                      {Word::Kind::leaving, id_, packed(Leaving{completed_, peer(r).sent})});
+                      {Word::Kind::leaving, id_,
+                       packed(Leaving{completed_, peer(r).sent, peer(r).received})});
       }
       changed_.wait_for(lock, kFarewell, [&] {
         if (failed()) return true;
         for (int r = 0; r < size_; ++r) {
           const Peer& p = peer(r);
-          const bool has_all = p.received || (p.left && p.left_at >= completed_);
+          const bool has_all = p.has_all || (p.left && p.left_at >= completed_);
           if (r != rank_ && !has_all && p.death.empty()) return false;
         }
         return true;

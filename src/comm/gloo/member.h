@@ -68,8 +68,6 @@ class Member final : public Hearer {
   std::exception_ptr failure(Operation operation) const;
   void abort(const std::string& reason) noexcept;
   void abort_text_follows() noexcept;
-  // One more message to `peer` has been handed over.
-  void count_message(int peer);
   // Tells the peers, and waits a moment until they have what this rank sent.
   void leave() noexcept;
 
@@ -81,10 +79,11 @@ class Member final : public Hearer {
   struct Peer {
     bool left = false;
     std::uint64_t left_at = 0;        // its last collective
-    std::uint64_t left_messages = 0;  // that it had sent to this rank
-    std::uint64_t sent = 0;           // messages of this rank to it
-    std::uint64_t expected = 0;       // messages of it that this rank has asked for
-    bool received = false;            // it has all that this rank has sent
+    std::uint64_t left_sent = 0;      // messages that it had sent to this rank
+    std::uint64_t left_received = 0;  // and had received
+    std::uint64_t sent = 0;           // messages of this rank to it, the current one included
+    std::uint64_t received = 0;
+    bool has_all = false;  // it has all that this rank has sent
     bool wants_answer = false;
     std::string death;    // how, once it has died
     std::string address;  // of its end of this rank's connection to it

@@ -77,7 +77,6 @@ std::int64_t GlooTransport::send(const Call& call, const void* data) {
   member_->post(peer, [&] { message.buffer->send(peer, kMessageSlot); });
   messages.eager_bytes += length;
   messages.eager.push_back(std::move(message));
-  member_->count_message(peer);
   if (header.follows) {
     Posted posted = post_send(peer, kMessageDataSlot, data, bytes);
     await_sent(posted);

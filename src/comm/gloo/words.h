@@ -13,7 +13,8 @@ namespace cohort::comm::gloo {
 
 struct Leaving {
   std::uint64_t sequence;  // the last collective
-  std::uint64_t messages;  // sent to the receiver of the word
+  std::uint64_t sent;      // messages to the receiver of the word
+  std::uint64_t received;  // messages from it
 };
 
 struct Here {
