@@ -26,10 +26,11 @@ void intrusive_destroy(Node* node) {
 
 SavedTensor::SavedTensor(const Tensor& tensor) {
   if (!tensor.defined()) return;
-  // A tensor with a history is kept without it: an output would otherwise own its own node.
+  // All but leaves are kept without what autograd knows of them. An output, which may get its
+  // history only after the node is made, would otherwise own its own node.
   const AutogradMeta* meta = AutogradMeta::of(tensor);
-  const bool has_history = meta != nullptr && meta->grad_fn;
-  tensor_ = has_history || Context::current().stand_ins > 0 ? tensor.detach() : tensor;
+  const bool is_leaf = meta != nullptr && !meta->grad_fn;
+  tensor_ = is_leaf && Context::current().stand_ins == 0 ? tensor : tensor.detach();
   version_ = tensor.storage().version();
 }
 

@@ -38,7 +38,7 @@ Runtime::Runtime(const RuntimeOptions& options)
   }
   cpu_.compute = scheduler_ ? scheduler_->make_stream("compute") : make_inline_stream("compute");
   cpu_.allocator = make_caching_allocator(Device::cpu(), backend::cpu_backend().memory_source(0),
-                                          options.cache_memory);
+                                          options.cache_memory || scheduler_ != nullptr);
   cpu_.allocator->set_limit(options.memory_limit);
   meta_.compute = make_inline_stream("meta");
   meta_.allocator =

@@ -22,6 +22,18 @@ std::vector<float> grad_of(const Tensor& tensor) {
 
 using Values = std::vector<float>;
 
+TEST(Graph, ThatNeverRunsBackwardGoesWithItsOutputs) {
+  Tensor x = Tensor::ones({8}, {.requires_grad = true});
+  const auto live = [] { return memory_stats().live_total; };
+  const std::int64_t before = live();
+  {
+    // Operations that keep their outputs.
+    const Tensor y = softmax(tanh(exp(sigmoid(sqrt(relu(x) + 1.0)))), 0);
+    EXPECT_GT(live(), before);
+  }
+  EXPECT_EQ(live(), before);
+}
+
 TEST(Backward, MultipliesAndAddsAlongThePaths) {
   const Tensor a = leaf({2, 3});
   const Tensor b = leaf({5, 7});

@@ -27,6 +27,7 @@ struct RuntimeOptions {
   // Non-zero: worker streams sleep random times before tasks (WorkerStreamOptions::delay_seed).
   std::uint64_t delay_seed = 0;
   // False: freed memory goes straight back to the system, so that sanitizers see a use after free.
+  // With a schedule_seed it is cached all the same: queued work still uses what its host has freed.
   // COHORT_ALLOCATOR_CACHE=0 in the environment is false for all runtimes.
   bool cache_memory = true;
   // Bytes that may be live on the CPU; 0 for no limit.
