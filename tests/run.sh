@@ -14,4 +14,4 @@ cmake --preset "$preset" -DCOHORT_WERROR=ON
 current="building build/$preset"
 cmake --build --preset "$preset"
 current="running the tests"
-ctest --test-dir "build/$preset" --output-on-failure --no-tests=error "$@"
+ctest --test-dir "build/$preset" -j "$(nproc)" --output-on-failure --no-tests=error "$@"
