@@ -15,6 +15,7 @@
 
 #include "cohort/comm/init.h"
 #include "cohort/core/error.h"
+#include "comm/worlds.h"
 #include "support/rank_job.h"
 
 namespace cohort::test {
@@ -40,9 +41,13 @@ struct Fault {
     step = 3 + static_cast<int>(draw() % 10);
     moment = static_cast<int>(draw() % 30);
     delay = std::chrono::microseconds(draw() % 30'000);
+    if (over_gloo(seed)) backend = "gloo";
   }
+  // Every other seed, where it is built.
+  static bool over_gloo(int seed) { return seed % 2 == 0 && is_built(Over::gloo); }
 
   std::string kind;
+  std::string backend = "shm";
   int world;
   int victim;
   int step;
@@ -75,7 +80,7 @@ class FaultJob : public RankJob {
       : RankJob(fault.world,
                 {COHORT_TEST_BIN "/fault_child", kind, std::to_string(fault.victim),
                  std::to_string(fault.step), std::to_string(fault.moment),
-                 std::to_string(timeout.count()), std::to_string(steps)},
+                 std::to_string(timeout.count()), std::to_string(steps), fault.backend},
                 {"COHORT_TRACE_DIR=" + traces.string(), "COHORT_LOG=off"}),
         traces_(traces) {}
 
@@ -86,8 +91,8 @@ constexpr Milliseconds kMinute{60'000};
 
 std::string described(const Fault& fault, int seed) {
   return str("seed ", seed, ": ", fault.kind, " of rank ", fault.victim, " of ", fault.world,
-             ", step ", fault.step, ", moment ", fault.moment, ", after ", fault.delay.count(),
-             " us");
+             " over ", fault.backend, ", step ", fault.step, ", moment ", fault.moment, ", after ",
+             fault.delay.count(), " us");
 }
 
 // The error of one rank: it names the victim, and what this rank was doing.

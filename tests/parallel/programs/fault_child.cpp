@@ -1,10 +1,11 @@
 // A rank of the fault tests: trains under DDP, and one of the ranks goes wrong.
 //
-//   fault_child KIND VICTIM STEP MOMENT TIMEOUT_MS STEPS
+//   fault_child KIND VICTIM STEP MOMENT TIMEOUT_MS STEPS BACKEND
 //
 // KIND: none, throw, skip, extra, dtype, size, order. Faults that come from outside (SIGKILL,
 // SIGSTOP) need none here. MOMENT: a number that chooses where in step STEP, and which collective.
-// STEPS: after so many the job ends well; 0 for never. Prints "running" when the loop is under way.
+// STEPS: after so many the job ends well; 0 for never. BACKEND: shm or gloo. Prints "running" when
+// the loop is under way.
 
 #include <cstdio>
 #include <cstdlib>
@@ -140,14 +141,14 @@ class Training {
 };
 
 int run(int argc, char** argv) {
-  check(argc == 7, "[fault_child] needs six arguments");
+  check(argc == 8, "[fault_child] needs seven arguments");
   const Plan plan{argv[1],
                   std::atoi(argv[2]),
                   std::atoi(argv[3]),
                   std::atoi(argv[4]),
                   Milliseconds(std::atol(argv[5])),
                   std::atoi(argv[6])};
-  const Group world = comm::init_from_env({.timeout = plan.timeout});
+  const Group world = comm::init_from_env({.timeout = plan.timeout, .backend = argv[7]});
   manual_seed(1);
   Training(plan, world).run();
   return 0;
