@@ -7,21 +7,9 @@
 #include "cohort/core/context.h"
 #include "cohort/core/error.h"
 #include "parallel/fsdp_runtime.h"
+#include "parallel/what_of.h"
 
 namespace cohort::parallel {
-namespace {
-
-std::string what_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& caught) {
-    return caught.what();
-  } catch (...) {
-    return "an exception that is not a std::exception";
-  }
-}
-
-}  // namespace
 
 // Once per backward, when it comes to the first unit.
 void FSDPRuntime::arm() {

@@ -6,6 +6,7 @@
 #include "cohort/core/context.h"
 #include "cohort/core/error.h"
 #include "parallel/reducer.h"
+#include "parallel/what_of.h"
 
 namespace cohort::parallel {
 namespace {
@@ -16,16 +17,6 @@ constexpr std::size_t kFailureBytes = 1000;
 // What a failed rank writes into the status. Every policy's scale leaves it above zero in every
 // dtype: f16 ends at 6e-8, so 1000 may be divided by counts of up to 1e10.
 constexpr double kFailed = 1000;
-
-std::string what_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& caught) {
-    return *caught.what() != '\0' ? caught.what() : "an exception without a text";
-  } catch (...) {
-    return "an exception that is not a std::exception";
-  }
-}
 
 }  // namespace
 

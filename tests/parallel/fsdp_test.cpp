@@ -313,10 +313,8 @@ TEST(Fsdp, Row22ASubUnitAloneAfterTheRoot) {
     sum(fsdp(x, 1, false)).backward();
     fsdp.module().zero_grad();
     sum(fsdp.module().second(x)).backward();
-    const nn::NamedTensor* weight = nullptr;
     EXPECT_TRUE(fsdp.module().second->weight.grad().defined());
     EXPECT_FALSE(fsdp.module().first->weight.grad().defined());
-    (void)weight;
     for (const double value : fsdp.module().second->weight.grad().template to_vector<double>()) {
       EXPECT_EQ(value, 3) << "two rows of 1 and of 2, averaged";
     }

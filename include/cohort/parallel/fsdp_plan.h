@@ -30,8 +30,9 @@ struct FSDPPlan {
   int shard_size = 1;
   std::vector<Unit> units;  // children before their parents, the root last
 
-  // Collectives of a step in which every unit is used once, and their logical bytes: what they are
-  // called with.
+  // Collectives of parameters and gradients in a step in which every unit is used once, and their
+  // logical bytes: what they are called with. Beside them a step has one all-reduce of a byte per
+  // trained parameter (which ones were used), and where memory is shared one barrier.
   std::int64_t all_gathers = 0;
   std::int64_t reduce_scatters = 0;
   std::int64_t all_reduces = 0;
