@@ -42,7 +42,7 @@ void FSDPRuntime::begin_unit_backward(FSDPUnit& unit) {
   unit.missing = 0;
   if (!accumulating_) return;
   if (unit.gradient_bytes > 0 && !unit.gradient.memory.defined()) {
-    unit.gradient = gradient_slots_->take();
+    unit.gradient = unit.groups->gradient->take();
     // Whoever had it may still be reducing it.
     Context::current().stream(Device::cpu()).wait(unit.gradient.last_use);
   }
@@ -97,7 +97,7 @@ void FSDPRuntime::end_unit_backward(FSDPUnit& unit) {
       unit.gradient.last_use = any && !reductions_.empty() && !reductions_.back().works.empty()
                                    ? reductions_.back().works.back().event()
                                    : Context::current().stream(Device::cpu()).record();
-      gradient_slots_->give_back(std::exchange(unit.gradient, {}));
+      unit.groups->gradient->give_back(std::exchange(unit.gradient, {}));
     }
   }
   if (options_.backward_prefetch == BackwardPrefetch::post) prefetch_backward(unit);
@@ -114,19 +114,19 @@ void FSDPRuntime::reduce(FSDPUnit& unit, FSDPUnit::Flat& flat) {
   if (whole.dtype() != dtype) whole = whole.to(dtype);
   Reduction reduction{.flat = &flat, .row = {}, .works = {}, .used = flat.used, .source = whole};
   const std::string owner = unit.label();
-  if (shard_group_->size() > 1) {
+  if (unit.groups->shard->size() > 1) {
     reduction.row = Tensor::empty({parameter.layout().shard()}, whole.options());
-    const bool alone = replicate_group_ == nullptr;
-    reduction.works.push_back(shard_group_->reduce_scatter(
+    const bool alone = unit.groups->replicate == nullptr;
+    reduction.works.push_back(unit.groups->shard->reduce_scatter(
         reduction.row, whole, alone ? comm::ReduceOp::mean : comm::ReduceOp::sum,
         {.owner = owner}));
     if (!alone) {
-      reduction.works.push_back(replicate_group_->all_reduce(
+      reduction.works.push_back(unit.groups->replicate->all_reduce(
           reduction.row, comm::ReduceOp::sum, {.scale = 1.0 / group_->size(), .owner = owner}));
     }
-  } else if (replicate_group_ != nullptr && replicate_group_->size() > 1) {
+  } else if (unit.groups->replicate != nullptr && unit.groups->replicate->size() > 1) {
     reduction.works.push_back(
-        replicate_group_->all_reduce(whole, comm::ReduceOp::mean, {.owner = owner}));
+        unit.groups->replicate->all_reduce(whole, comm::ReduceOp::mean, {.owner = owner}));
     reduction.works.back().wait();
     reduction.row = whole.clone();  // the slot goes to the next unit
   } else {
@@ -173,7 +173,7 @@ void FSDPRuntime::finish_backward() {
     if (unit->in_backward) end_unit_backward(*unit);
   }
   for (FSDPUnit& unit : units_) reshard(unit);
-  full_slots_->trim();
+  trim_full_slots();
   if (!accumulating_) return;
   if (sync_) exchange_used();
   std::vector<Reduction> reductions = std::exchange(reductions_, {});
@@ -183,7 +183,7 @@ void FSDPRuntime::finish_backward() {
     reduction.flat->parameter->take_gradient(reduction.row, reduction.used);
     reduction.row = {};
   }
-  gradient_slots_->trim();
+  for (auto& [ranks, groups] : groups_) groups.gradient->trim();
   if (!sync_) fence();
 }
 
@@ -192,8 +192,11 @@ void FSDPRuntime::fail(const std::exception_ptr& error) {
   backward_ = 0;
   // The others wait for this rank's part of the step.
   const std::string text = str("in backward: ", what_of(error));
-  for (const auto& group : {group_, shard_group_, replicate_group_}) {
-    if (group && group->size() > 1) group->abort(text);
+  group_->abort(text);
+  for (const auto& [ranks, groups] : groups_) {
+    for (const auto& group : {groups.shard, groups.replicate}) {
+      if (group && group->size() > 1) group->abort(text);
+    }
   }
   for (FSDPUnit& unit : units_) {
     if (accumulating_) {

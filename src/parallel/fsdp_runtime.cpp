@@ -18,7 +18,6 @@ namespace cohort::parallel {
 FSDPRuntime::FSDPRuntime(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
                          const FSDPOptions& options)
     : module_(module), group_(std::move(group)), options_(options) {
-  form_groups();
   try {
     form_units();
   } catch (...) {
@@ -49,64 +48,89 @@ void FSDPRuntime::release_parameters() {
   }
 }
 
-void FSDPRuntime::form_groups() {
-  const int size = group_->size();
-  int shard = size;
-  switch (options_.sharding_strategy) {
+int FSDPRuntime::ranks_per_shard(ShardingStrategy strategy) const {
+  switch (strategy) {
+    case ShardingStrategy::no_shard:
+      return 1;
+    case ShardingStrategy::hybrid_shard:
+    case ShardingStrategy::hybrid_shard_zero2:
+      return options_.shard_size;
     case ShardingStrategy::full_shard:
     case ShardingStrategy::shard_grad_op:
       break;
-    case ShardingStrategy::no_shard:
-      shard = 1;
-      break;
-    case ShardingStrategy::hybrid_shard:
-    case ShardingStrategy::hybrid_shard_zero2:
-      shard = options_.shard_size;
-      check(shard >= 1 && size % shard == 0, "[FSDP] ", options_.sharding_strategy,
-            " needs a shard_size that divides the ", size, " ranks of group '", group_->name(),
-            "', got ", shard);
-      break;
   }
-  if (shard == size) {
-    shard_group_ = group_;
-    return;
+  return group_->size();
+}
+
+// All ranks form the same groups in the same order: units are agreed on.
+void FSDPRuntime::give_groups(FSDPUnit& unit) {
+  const int shard = ranks_per_shard(unit.options.sharding_strategy);
+  FSDPGroups& groups = groups_[shard];
+  if (!groups.shard) {
+    const int rank = group_->rank();
+    const bool whole = shard == group_->size();
+    groups.shard = whole ? group_ : group_->split(rank / shard, 0, group_->name() + "/shard");
+    if (shard == 1 && !whole) {
+      groups.replicate = group_;
+    } else if (!whole) {
+      groups.replicate = group_->split(rank % shard, 0, group_->name() + "/replicate");
+    }
   }
-  shard_group_ = group_->split(group_->rank() / shard, 0, group_->name() + "/shard");
-  replicate_group_ =
-      shard == 1 ? group_ : group_->split(group_->rank() % shard, 0, group_->name() + "/replicate");
+  unit.groups = &groups;
 }
 
 void FSDPRuntime::form_units() {
-  std::vector<UnitPlan> plans =
-      cut_into_units(module_, options_.auto_wrap_policy, options_.ignored_parameters);
+  std::vector<UnitPlan> plans = cut_into_units(module_, options_);
   if (options_.auto_wrap_policy.decide && plans.size() == 1 && group_->rank() == 0) {
     logging::warn(str("[FSDP] the policy ", options_.auto_wrap_policy.text,
                       " takes no module; the whole model is one unit"));
   }
-  std::int64_t full = 0;
-  std::int64_t gradients = 0;
   for (UnitPlan& plan : plans) {
     FSDPUnit& unit = units_.emplace_back();
     unit.module = plan.module;
     unit.name = plan.name;
     unit.root = plan.module == &module_;
+    unit.options = options_of_unit(options_, *unit.module, unit.name);
+    give_groups(unit);
     add_flats(unit, std::move(plan.parameters));
-    if (!unit.root) full = std::max(full, unit.full_bytes);
-    gradients = std::max(gradients, unit.gradient_bytes);
   }
-  full_slots_ =
-      std::make_unique<Slots>(full, 0, [this](std::int64_t bytes) { return gather_memory(bytes); });
-  gradient_slots_ = std::make_unique<Slots>(gradients, 1, [this](std::int64_t bytes) {
-    const MemoryCategoryScope category(MemoryCategory::gradients);
-    const auto& reducing = shard_group_->size() > 1 ? shard_group_ : group_;
-    return reducing->allocate({bytes}, {.dtype = u8});
-  });
+  make_slots();
+}
+
+void FSDPRuntime::make_slots() {
+  for (auto& [ranks, groups] : groups_) {
+    std::int64_t full = 0;
+    std::int64_t gradients = 0;
+    for (const FSDPUnit& unit : units_) {
+      if (unit.groups != &groups) continue;
+      if (!unit.root) full = std::max(full, unit.full_bytes);
+      gradients = std::max(gradients, unit.gradient_bytes);
+    }
+    groups.full = std::make_unique<Slots>(
+        full, 0, [this, &groups](std::int64_t bytes) { return gather_memory(groups, bytes); });
+    // What reduces them reads the ranks' gradients where they lie.
+    const auto& reducing = groups.shard->size() > 1 ? groups.shard : group_;
+    groups.gradient = std::make_unique<Slots>(gradients, 1, [reducing](std::int64_t bytes) {
+      const MemoryCategoryScope category(MemoryCategory::gradients);
+      return reducing->allocate({bytes}, {.dtype = u8});
+    });
+  }
+}
+
+void FSDPRuntime::trim_full_slots() {
+  for (auto& [ranks, groups] : groups_) groups.full->trim();
+}
+
+int FSDPRuntime::most_full_slots() const {
+  int most = 0;
+  for (const auto& [ranks, groups] : groups_) most += groups.full->most();
+  return most;
 }
 
 // Where the ranks share memory, each writes its part straight into the others'.
-Tensor FSDPRuntime::gather_memory(std::int64_t bytes) {
+Tensor FSDPRuntime::gather_memory(const FSDPGroups& groups, std::int64_t bytes) const {
   const MemoryCategoryScope category(MemoryCategory::parameters);
-  return shard_group_->allocate({bytes}, {.dtype = u8});
+  return groups.shard->allocate({bytes}, {.dtype = u8});
 }
 
 // One flat buffer for each dtype and trainability that occurs.
@@ -121,7 +145,7 @@ void FSDPRuntime::add_flats(FSDPUnit& unit, std::vector<nn::NamedTensor> paramet
 void FSDPRuntime::add_flat(FSDPUnit& unit, std::vector<nn::NamedTensor> parameters) {
   const DType own = parameters.front().tensor.dtype();
   const bool trained = parameters.front().tensor.requires_grad();
-  const FSDPMixedPrecision& precision = options_.mixed_precision;
+  const FSDPMixedPrecision& precision = unit.options.mixed_precision;
   const DType compute = is_floating(own) ? precision.param_dtype.value_or(own) : own;
   for (const auto& [name, tensor] : parameters) {
     if (tensor.requires_grad()) set_grad_manager(tensor, "FSDP");
@@ -129,11 +153,11 @@ void FSDPRuntime::add_flat(FSDPUnit& unit, std::vector<nn::NamedTensor> paramete
   FSDPUnit::Flat& flat = unit.flats.emplace_back();
   const std::size_t count = parameters.size();
   flat.parameter = std::make_unique<FlatParameter>(
-      std::move(parameters), shard_group_,
+      std::move(parameters), unit.groups->shard,
       FlatParameter::Config{.compute = compute,
                             .reduce = precision.reduce_dtype.value_or(compute),
-                            .zero_copy = options_.zero_copy && shard_group_->size() > 1 &&
-                                         shard_group_->shares_memory(),
+                            .zero_copy = options_.zero_copy && unit.groups->shard->size() > 1 &&
+                                         unit.groups->shard->shares_memory(),
                             .name = unit.label()});
   flat.arrived.resize(count);
   flat.expected.resize(count);
@@ -171,21 +195,15 @@ void FSDPRuntime::install_hooks() {
   }
 }
 
-bool FSDPRuntime::keeps_after_forward() const {
-  return options_.sharding_strategy == ShardingStrategy::shard_grad_op ||
-         options_.sharding_strategy == ShardingStrategy::hybrid_shard_zero2 ||
-         options_.sharding_strategy == ShardingStrategy::no_shard;
-}
-
 void FSDPRuntime::fence() {
-  if (shard_group_->size() == 1) return;
-  const bool resident = std::any_of(units_.begin(), units_.end(), [](const FSDPUnit& unit) {
-    return std::any_of(unit.flats.begin(), unit.flats.end(),
+  const bool shared = std::any_of(units_.begin(), units_.end(), [](const FSDPUnit& unit) {
+    return unit.groups->shard->size() > 1 &&
+           std::any_of(unit.flats.begin(), unit.flats.end(),
                        [](const FSDPUnit::Flat& flat) { return flat.parameter->resident(); });
   });
-  if (!resident) return;
+  if (!shared) return;
   const Stream& compute = Context::current().stream(Device::cpu());
-  shard_group_->barrier({.owner = "shards"}).wait();
+  group_->barrier({.owner = "shards"}).wait();
   if (!compute.runs_inline()) compute.synchronize();
 }
 
@@ -204,12 +222,12 @@ void FSDPRuntime::end_forward() {
   if (Context::current().grad_enabled) return;
   // No backward will follow that would do it.
   for (FSDPUnit& unit : units_) reshard(unit);
-  full_slots_->trim();
+  trim_full_slots();
   fence();
 }
 
 void FSDPRuntime::cast_inputs(const FSDPUnit& unit, std::span<Tensor> inputs) const {
-  const FSDPMixedPrecision& precision = options_.mixed_precision;
+  const FSDPMixedPrecision& precision = unit.options.mixed_precision;
   if (!precision.param_dtype) return;
   if (!(unit.root ? precision.cast_root_forward_inputs : precision.cast_forward_inputs)) return;
   for (Tensor& input : inputs) {
@@ -238,7 +256,7 @@ void FSDPRuntime::after_forward(FSDPUnit& unit, std::span<Tensor> outputs) {
   });
   --unit.running;
   --depth_;
-  if (!unit.root && !keeps_after_forward() && unit.running == 0) reshard(unit);
+  if (!unit.keeps_after_forward() && unit.running == 0) reshard(unit);
   if (depth_ == 0) end_forward();
 }
 
@@ -253,7 +271,7 @@ void FSDPRuntime::prefetch_forward(FSDPUnit& unit) {
 // current one do not count.
 bool FSDPRuntime::may_start(const FSDPUnit& unit) const {
   if (unit.state != FSDPUnit::State::sharded) return false;
-  if (!options_.limit_all_gathers || keeps_after_forward()) return true;
+  if (!options_.limit_all_gathers || unit.keeps_after_forward()) return true;
   const auto ahead = std::count_if(units_.begin(), units_.end(), [](const FSDPUnit& other) {
     return !other.root && other.state == FSDPUnit::State::gathering;
   });
@@ -265,9 +283,9 @@ void FSDPRuntime::start_gather(FSDPUnit& unit) {
   unit.state = FSDPUnit::State::gathering;
   if (unit.full_bytes == 0) return;
   if (unit.root) {
-    unit.slot = {gather_memory(unit.full_bytes), {}};
+    unit.slot = {gather_memory(*unit.groups, unit.full_bytes), {}};
   } else {
-    unit.slot = full_slots_->take();
+    unit.slot = unit.groups->full->take();
   }
   std::optional<StreamScope> scope;
   if (gathering_) {
@@ -301,7 +319,7 @@ void FSDPRuntime::reshard(FSDPUnit& unit) {
     unit.slot.memory.storage().record_stream(Context::current().stream(Device::cpu()));
     unit.slot = {};
   } else {
-    full_slots_->give_back(std::exchange(unit.slot, {}));
+    unit.groups->full->give_back(std::exchange(unit.slot, {}));
   }
 }
 
@@ -316,7 +334,7 @@ void FSDPRuntime::reset() noexcept {
       logging::warn(str("[FSDP] giving up unit '", unit.label(), "': ", error.what()));
     }
   }
-  full_slots_->trim();
+  trim_full_slots();
 }
 
 void FSDPRuntime::make_whole(FSDPUnit& unit) {

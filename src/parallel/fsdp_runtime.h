@@ -4,6 +4,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -45,12 +46,11 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
 
   nn::Module& module() { return module_; }
   const std::shared_ptr<comm::ProcessGroup>& group() const { return group_; }
-  // The ranks that share a parameter out, and those that have the same part; null for a lone rank.
-  const std::shared_ptr<comm::ProcessGroup>& shard_group() const { return shard_group_; }
-  const std::shared_ptr<comm::ProcessGroup>& replicate_group() const { return replicate_group_; }
   const FSDPOptions& options() const { return options_; }
   std::deque<FSDPUnit>& units() { return units_; }
   const std::deque<FSDPUnit>& units() const { return units_; }
+
+  const std::map<int, FSDPGroups>& groups() const { return groups_; }
 
   // Gathers a unit and makes its parameters whole, and back: outside forward and backward.
   void make_whole(FSDPUnit& unit);
@@ -59,7 +59,7 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   // more.
   void fence();
 
-  int most_full_slots() const { return full_slots_ ? full_slots_->most() : 0; }
+  int most_full_slots() const;
 
  private:
   struct Reduction {
@@ -71,11 +71,12 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   };
 
   void release_parameters();
-  void form_groups();
+  int ranks_per_shard(ShardingStrategy strategy) const;
+  void give_groups(FSDPUnit& unit);
   void form_units();
+  void make_slots();
   void add_flats(FSDPUnit& unit, std::vector<nn::NamedTensor> parameters);
   void add_flat(FSDPUnit& unit, std::vector<nn::NamedTensor> parameters);
-  bool keeps_after_forward() const;
 
   // Forward.
   void before_forward(FSDPUnit& unit, std::span<Tensor> inputs);
@@ -86,7 +87,8 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   void prefetch_forward(FSDPUnit& unit);
 
   // Gathered memory.
-  Tensor gather_memory(std::int64_t bytes);
+  Tensor gather_memory(const FSDPGroups& groups, std::int64_t bytes) const;
+  void trim_full_slots();
   bool may_start(const FSDPUnit& unit) const;
   void start_gather(FSDPUnit& unit);
   void finish_gather(FSDPUnit& unit);
@@ -108,12 +110,9 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   nn::Module& module_;
   const std::shared_ptr<comm::ProcessGroup> group_;
   const FSDPOptions options_;
-  std::shared_ptr<comm::ProcessGroup> shard_group_;
-  std::shared_ptr<comm::ProcessGroup> replicate_group_;
-  std::deque<FSDPUnit> units_;             // children before their parents; addresses stay
-  std::unique_ptr<Slots> full_slots_;      // of all units but the root
-  std::unique_ptr<Slots> gradient_slots_;  // of all units
-  Stream gathering_;  // where the compute stream is queued: what gathers wait for
+  std::map<int, FSDPGroups> groups_;  // by ranks per shard; addresses stay
+  std::deque<FSDPUnit> units_;        // children before their parents; addresses stay
+  Stream gathering_;                  // where the compute stream is queued: what gathers wait for
 
   bool sync_ = true;
   int depth_ = 0;                         // of nested forwards

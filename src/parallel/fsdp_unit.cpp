@@ -14,6 +14,10 @@ std::string joined(const std::string& prefix, const std::string& name) {
   return prefix.empty() ? name : prefix + '.' + name;
 }
 
+bool is_inside(const std::string& name, const std::string& module) {
+  return name == module || name.starts_with(module + '.');
+}
+
 // The modules of a tree with their parents, children before their parents.
 struct Walk {
   struct Entry {
@@ -53,8 +57,22 @@ std::vector<nn::Module*> ancestry(nn::Module* module,
 
 }  // namespace
 
-std::vector<UnitPlan> cut_into_units(nn::Module& root, const WrapPolicy& policy,
-                                     const std::vector<std::string>& ignored) {
+bool is_ignored(const FSDPOptions& options, const std::string& parameter) {
+  const auto listed = [&](const std::string& name) { return name == parameter; };
+  const auto inside = [&](const std::string& module) { return is_inside(parameter, module); };
+  return std::any_of(options.ignored_parameters.begin(), options.ignored_parameters.end(),
+                     listed) ||
+         std::any_of(options.ignored_modules.begin(), options.ignored_modules.end(), inside);
+}
+
+FSDPUnitOptions options_of_unit(const FSDPOptions& options, const nn::Module& module,
+                                const std::string& name) {
+  const FSDPUnitOptions general{options.sharding_strategy, options.mixed_precision};
+  return options.unit_options ? options.unit_options(module, name, general) : general;
+}
+
+std::vector<UnitPlan> cut_into_units(nn::Module& root, const FSDPOptions& options) {
+  const WrapPolicy& policy = options.auto_wrap_policy;
   Walk walk;
   walk.visit(root, "", nullptr);
 
@@ -62,6 +80,7 @@ std::vector<UnitPlan> cut_into_units(nn::Module& root, const WrapPolicy& policy,
   for (std::size_t i = 0; i < walk.entries.size(); ++i) index[walk.entries[i].module] = i;
   for (Walk::Entry& entry : walk.entries) {
     for (const nn::NamedTensor& own : entry.module->named_parameters(false)) {
+      if (is_ignored(options, joined(entry.name, own.name))) continue;
       entry.elements += own.tensor.numel();
     }
     entry.unit =
@@ -109,7 +128,7 @@ std::vector<UnitPlan> cut_into_units(nn::Module& root, const WrapPolicy& policy,
     units.push_back({entry.module, entry.name, {}});
   }
   for (nn::NamedTensor& named : root.named_parameters()) {
-    if (std::find(ignored.begin(), ignored.end(), named.name) != ignored.end()) continue;
+    if (is_ignored(options, named.name)) continue;
     units[place[home[named.tensor.impl()]]].parameters.push_back(std::move(named));
   }
   return units;

@@ -5,13 +5,23 @@
 #include <vector>
 
 #include "cohort/autograd/autograd.h"
+#include "cohort/comm/process_group.h"
 #include "cohort/comm/work.h"
 #include "cohort/nn/module.h"
-#include "cohort/parallel/wrap.h"
+#include "cohort/parallel/fsdp_options.h"
 #include "parallel/flat_parameter.h"
 #include "parallel/slots.h"
 
 namespace cohort::parallel {
+
+// The ranks that share a parameter out, and those that have the same part (null for a lone rank),
+// with the memory that their units take turns in.
+struct FSDPGroups {
+  std::shared_ptr<comm::ProcessGroup> shard;
+  std::shared_ptr<comm::ProcessGroup> replicate;
+  std::unique_ptr<Slots> full;      // of all units but the root
+  std::unique_ptr<Slots> gradient;  // of all units
+};
 
 // What one gather covers: a module of the tree with those of its parameters that no deeper unit
 // has.
@@ -30,6 +40,8 @@ struct FSDPUnit {
   nn::Module* module = nullptr;
   std::string name;
   bool root = false;
+  FSDPUnitOptions options;
+  FSDPGroups* groups = nullptr;
   std::vector<Flat> flats;
   std::int64_t full_bytes = 0;      // of a slot: what is gathered, without resident buffers
   std::int64_t gradient_bytes = 0;  // of a slot
@@ -49,6 +61,12 @@ struct FSDPUnit {
   Slots::Slot gradient;      // taken from begin to the end of its reduction
   bool accumulated = false;  // `gradient` holds gradients of earlier backwards without sync
 
+  // Whether its parameters stay gathered from forward to backward.
+  bool keeps_after_forward() const {
+    return root || options.sharding_strategy == ShardingStrategy::shard_grad_op ||
+           options.sharding_strategy == ShardingStrategy::hybrid_shard_zero2 ||
+           options.sharding_strategy == ShardingStrategy::no_shard;
+  }
   std::string label() const { return root ? std::string("root") : name; }
 };
 
@@ -65,7 +83,11 @@ struct UnitPlan {
   std::string name;
   std::vector<nn::NamedTensor> parameters;
 };
-std::vector<UnitPlan> cut_into_units(nn::Module& root, const WrapPolicy& policy,
-                                     const std::vector<std::string>& ignored);
+std::vector<UnitPlan> cut_into_units(nn::Module& root, const FSDPOptions& options);
+// The options of one unit.
+FSDPUnitOptions options_of_unit(const FSDPOptions& options, const nn::Module& module,
+                                const std::string& name);
+// What the options leave alone.
+bool is_ignored(const FSDPOptions& options, const std::string& parameter);
 
 }  // namespace cohort::parallel

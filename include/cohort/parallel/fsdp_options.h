@@ -45,6 +45,12 @@ struct FSDPMixedPrecision {
   bool cast_forward_inputs = false;
 };
 
+// What may differ from unit to unit.
+struct FSDPUnitOptions {
+  ShardingStrategy sharding_strategy = ShardingStrategy::full_shard;
+  FSDPMixedPrecision mixed_precision = {};
+};
+
 // Options of FSDP, with PyTorch's names and defaults where it has them. All ranks must give the
 // same ones; construction compares them.
 struct FSDPOptions {
@@ -62,10 +68,17 @@ struct FSDPOptions {
   // Where the ranks of a group share memory, the parameters lie in it once, and gathering copies
   // nothing. False: they are gathered by copying, as between hosts.
   bool zero_copy = true;
+  // Given a unit's module, its name ("" for the root) and the options above, those that the unit
+  // shall have. Empty: the same for all.
+  std::function<FSDPUnitOptions(const nn::Module& module, const std::string& name,
+                                FSDPUnitOptions options)>
+      unit_options = {};
   // hybrid strategies: ranks per shard group; must divide the group's size.
   int shard_size = 0;
   // Names of parameters that FSDP leaves alone; every rank keeps and trains its own.
   std::vector<std::string> ignored_parameters = {};
+  // Names of modules of which FSDP leaves all parameters alone. None of them becomes a unit.
+  std::vector<std::string> ignored_modules = {};
 };
 
 }  // namespace cohort

@@ -22,12 +22,12 @@ struct FSDPPlan {
     std::vector<std::string> parameters;
   };
   struct Unit {
-    std::string name;  // of the module; "" for the root
+    std::string name;    // of the module; "" for the root
+    int shard_size = 1;  // ranks that share its parameters out
     std::vector<Flat> flats;
   };
 
   int world_size = 1;
-  int shard_size = 1;
   std::vector<Unit> units;  // children before their parents, the root last
 
   // Collectives of parameters and gradients in a step in which every unit is used once, and their

@@ -17,6 +17,8 @@ struct WrapPolicy {
       std::function<bool(const nn::Module& module, const std::string& name, std::int64_t elements)>;
   std::string text;  // for messages: "by_size(100000)"
   Decide decide;
+  // Names that must occur among the modules with parameters.
+  std::vector<std::string> required = {};
 };
 
 namespace wrap {
@@ -34,6 +36,9 @@ WrapPolicy by_type() {
   policy.text = "by_type";
   return policy;
 }
+// Exactly the modules with these names, such as "layers.3": wrapping by hand. InvalidArgument at
+// wrapping when the tree has no module of that name with parameters.
+WrapPolicy by_name(std::vector<std::string> names);
 // Modules that one of the policies, or all of them, take.
 WrapPolicy any_of(std::vector<WrapPolicy> policies);
 WrapPolicy all_of(std::vector<WrapPolicy> policies);

@@ -216,10 +216,13 @@ void Member::check_crossed(int rank) {
       str("the ranks use two groups in different orders: rank ", rank_, " is in ", mine,
           " on group '", group_, "', while rank ", rank, " is in ", theirs.operation, " (sequence ",
           theirs.sequence, ") on group '", other->group_, "', and each waits for the other");
-  // This group first: the peer leaves the other one as soon as that has failed, and must not find
-  // this one running.
+  // The other group first, and silently: this rank's queue goes on to it as soon as this one has
+  // failed, and must not find it running. The peer's queue does the same the other way round, so it
+  // hears of this group first.
+  const Failure others{FailureKind::mismatch, other->rank_, reason};
+  const bool news = other->record(others, /*tells=*/false);
   record({FailureKind::mismatch, rank, reason}, /*tells=*/true);
-  other->record({FailureKind::mismatch, other->rank_, reason}, /*tells=*/true);
+  if (news) other->tell(Word::Kind::failure, others);
 }
 
 }  // namespace cohort::comm::gloo
