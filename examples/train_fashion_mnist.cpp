@@ -3,6 +3,7 @@
 //   train_fashion_mnist --epochs 2
 //   cohort run -n 2 train_fashion_mnist --model cnn --overlap-report
 //   cohort run -n 2 train_fashion_mnist --strategy full_shard --plan
+//   cohort run -n 2 train_fashion_mnist --strategy full_shard --memory-limit 120000000
 //
 // and says after each epoch how much of the communication was hidden behind backward.
 
@@ -30,7 +31,9 @@ struct Options {
   std::string strategy = "ddp";
   int shard_size = 0;
   std::int64_t memory_limit = 0;
+  bool offload = false;
   int epochs = 6;
+  std::int64_t steps = 0;
   std::int64_t batch_size = 64;
   double lr = 1e-3;
   std::uint64_t seed = 1;
@@ -64,6 +67,10 @@ void define_options(CLI::App& app, Options& o) {
       ->capture_default_str();
   app.add_option("--shard-size", o.shard_size, "Ranks per shard group (hybrid)");
   app.add_option("--memory-limit", o.memory_limit, "Bytes that a rank may hold; 0 for no limit")
+      ->check(CLI::NonNegativeNumber);
+  app.add_flag("--offload", o.offload, "Keep shards in host memory (FSDP)");
+  app.add_option("--steps", o.steps,
+                 "Steps of an epoch, and batches of its evaluation, at most; 0 for all")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--epochs", o.epochs)->check(CLI::NonNegativeNumber)->capture_default_str();
   app.add_option("--batch-size", o.batch_size, "Samples per rank and step")
@@ -126,16 +133,19 @@ double seconds_since(Clock::time_point start) {
 // forwards, because those of FSDP gather parameters; one that has no batch left repeats a sample.
 template <typename Model>
 double evaluate(Model& model, const data::FashionMnist& test, comm::ProcessGroup& group,
-                std::int64_t batch_size) {
+                const Options& options) {
   const NoGrad no_grad;
   model.eval();
   Totals totals;
   std::vector<std::int64_t> indices;
-  for (std::int64_t round = 0; round < test.size(); round += group.size() * batch_size) {
+  const std::int64_t batch_size = options.batch_size;
+  const std::int64_t at_once = group.size() * batch_size;
+  const std::int64_t size =
+      options.steps > 0 ? std::min(test.size(), options.steps * at_once) : test.size();
+  for (std::int64_t round = 0; round < size; round += at_once) {
     const std::int64_t first = round + group.rank() * batch_size;
-    const bool counts = first < test.size();
-    indices.resize(
-        static_cast<std::size_t>(counts ? std::min(batch_size, test.size() - first) : 1));
+    const bool counts = first < size;
+    indices.resize(static_cast<std::size_t>(counts ? std::min(batch_size, size - first) : 1));
     std::iota(indices.begin(), indices.end(), counts ? first : 0);
     const data::Batch batch = test.get(indices);
     const Tensor logits = model(batch.inputs);
@@ -218,10 +228,13 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Options& options,
 template <typename Model>
 void train(const Options& options, Model& model, comm::ProcessGroup& group) {
   const bool speaks = group.rank() == 0;
-  const bool flatten = options.model == "mlp";
-  auto train_set = std::make_shared<data::FashionMnist>(
-      data::FashionMnistOptions{.root = options.data, .flatten = flatten});
-  const data::FashionMnist test_set({.root = options.data, .train = false, .flatten = flatten});
+  const auto load = [&](bool training) {
+    const MemoryCategoryScope category(MemoryCategory::other);
+    return std::make_shared<data::FashionMnist>(data::FashionMnistOptions{
+        .root = options.data, .train = training, .flatten = options.model == "mlp"});
+  };
+  const auto train_set = load(true);
+  const auto test_set = load(false);
   const auto optimizer = make_optimizer(options, model.parameters());
   auto sampler = std::make_shared<data::DistributedSampler>(
       train_set->size(),
@@ -247,10 +260,11 @@ void train(const Options& options, Model& model, comm::ProcessGroup& group) {
       if (speaks && isatty(STDERR_FILENO) != 0 && (step % 20 == 0 || step == loader.size())) {
         print_progress(epoch, step, loader.size(), loss.item());
       }
+      if (step == options.steps) break;
     }
     const double seconds = seconds_since(start);
     totals.reduce(group);
-    const double accuracy = evaluate(model, test_set, group, options.batch_size);
+    const double accuracy = evaluate(model, *test_set, group, options);
     if (!speaks) continue;
     print_epoch(options, epoch, totals, accuracy, seconds);
     if (group.size() > 1) print_epoch_communication(options, group, totals, model, seconds);
@@ -275,6 +289,7 @@ int run(const Options& options) {
     FSDP fsdp(std::move(net), group,
               {.sharding_strategy = kSharded.at(options.strategy),
                .auto_wrap_policy = wrap::by_type<nn::Linear, nn::Conv2d>(),
+               .cpu_offload = {.offload_params = options.offload},
                .sync_module_states = true,
                .shard_size = options.shard_size});
     train(options, fsdp, *group);

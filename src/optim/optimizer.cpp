@@ -43,6 +43,18 @@ void check_parameter(const Tensor& param, std::size_t index) {
         " is not contiguous");
 }
 
+// FSDP makes parameters rows, and whole again, while an optimizer may hold them.
+void check_state(const Tensor& param, const std::vector<Tensor>& state, std::size_t group,
+                 std::size_t index) {
+  for (const Tensor& tensor : state) {
+    check<ShapeError>(tensor.shape() == param.shape(), "[step] the state of parameter ", index,
+                      " of group ", group, " has shape ", tensor.shape(), ", the parameter ",
+                      param.shape(),
+                      ": it was sharded, or restored, after this optimizer's first step; make the "
+                      "optimizer after FSDP");
+  }
+}
+
 // The gradient as one piece of memory.
 Tensor fitting_gradient(const Tensor& param, std::size_t group, std::size_t index) {
   const Tensor& grad = param.grad();
@@ -87,6 +99,7 @@ std::vector<Optimizer::Active> Optimizer::active_slots(std::size_t group) {
   active.reserve(groups_[group].size());
   for (std::size_t i = 0; i < groups_[group].size(); ++i) {
     Slot& slot = groups_[group][i];
+    check_state(slot.param, slot.state, group, i);
     if (!slot.param.grad().defined() || slot.param.numel() == 0) continue;
     if (!updates(slot.param)) continue;
     active.push_back({&slot, fitting_gradient(slot.param, group, i)});

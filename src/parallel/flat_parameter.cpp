@@ -8,6 +8,7 @@
 #include "cohort/core/error.h"
 #include "cohort/core/memory.h"
 #include "cohort/ops/elementwise.h"
+#include "parallel/fsdp_offload.h"
 #include "parallel/slots.h"
 
 namespace cohort::parallel {
@@ -47,7 +48,7 @@ FlatParameter::FlatParameter(std::vector<nn::NamedTensor> parameters,
   const DType own = parameters_.front().tensor.dtype();
   const Device device = parameters_.front().tensor.device();
   const bool converts = own != config_.compute;
-  resident_ = config_.zero_copy || (group_->size() == 1 && !converts);
+  resident_ = config_.zero_copy || (group_->size() == 1 && !converts && !config_.offload);
   const TensorOptions full_options{config_.compute, device, false};
   if (!resident_) {
     full_ = unbacked_row(layout_.total(), config_.compute, device);
@@ -57,8 +58,12 @@ FlatParameter::FlatParameter(std::vector<nn::NamedTensor> parameters,
     full_ = group_->allocate_shared({layout_.total()}, full_options);
   }
   const std::int64_t first = layout_.shard() * group_->rank();
-  shard_ = resident_ && !converts ? full_.as_strided({layout_.shard()}, {1}, first)
-                                  : Tensor::empty({layout_.shard()}, {own, device, false});
+  if (config_.offload) {
+    shard_ = host_row(layout_.shard(), own, MemoryCategory::parameters);
+  } else {
+    shard_ = resident_ && !converts ? full_.as_strided({layout_.shard()}, {1}, first)
+                                    : Tensor::empty({layout_.shard()}, {own, device, false});
+  }
   shard_.zero_();  // the padding takes part in every update, and stays zero
   shard_.storage().set_padded_slots();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -69,10 +74,34 @@ FlatParameter::FlatParameter(std::vector<nn::NamedTensor> parameters,
     const Tensor row = shard_.as_strided({part.size()}, {1}, shard_.storage_offset() + at);
     const Tensor whole = parameter.detach().contiguous();
     Tensor(row).copy_(whole.as_strided({part.size()}, {1}, whole.storage_offset() + part.begin));
-    // The parameter keeps its gradient information and becomes the row.
-    Tensor view = row.detach();
+    stand_ins_.push_back(row);
+  }
+}
+
+// Each parameter keeps its gradient information and becomes the row.
+void FlatParameter::adopt() noexcept {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    parameters_[i].tensor.impl()->swap_view(*stand_ins_[i].impl());
+    stand_ins_[i] = full_view(i);
+  }
+}
+
+Tensor FlatParameter::whole_memory() const {
+  const MemoryCategoryScope category(MemoryCategory::parameters);
+  return Tensor::empty({layout_.total()}, {shard_.dtype(), shard_.device(), false});
+}
+
+void FlatParameter::give_back(const Tensor& whole) {
+  const NoGrad no_grad;
+  Tensor own = whole.as_strided({layout_.shard()}, {1}, layout_.shard() * group_->rank());
+  own.copy_(shard_);
+  group_->all_gather(whole, own, {.owner = config_.name}).wait();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Tensor parameter = parameters_[i].tensor;
+    if (trained_) parameter.set_grad({});
+    const Tensor view =
+        whole.as_strided(shapes_[i], contiguous_strides(shapes_[i]), layout_.offset(i));
     parameter.impl()->swap_view(*view.impl());
-    stand_ins_.push_back(full_view(i));
   }
 }
 
@@ -103,7 +132,7 @@ comm::Work FlatParameter::gather(const Tensor& memory, std::int64_t byte_offset)
                                  config_.compute, Shape{layout_.total()}, Dims{1}, 0));
   const comm::CollectiveOptions options{.owner = config_.name};
   comm::Work work;
-  if (config_.compute == shard_.dtype()) {
+  if (config_.compute == shard_.dtype() && !config_.offload) {
     work = group_->all_gather(target, shard_, options);
   } else {
     Tensor own = target.as_strided({layout_.shard()}, {1}, layout_.shard() * group_->rank());
@@ -164,6 +193,18 @@ void FlatParameter::abandon_backward() {
     parameter.set_grad({});
     set_grad_destination(parameter, {});
     kept_[i] = {};
+  }
+  gradient_ = {};
+}
+
+void FlatParameter::undo_backward() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Tensor parameter = parameters_[i].tensor;
+    if (gradient_.defined()) {
+      parameter.set_grad({});
+      set_grad_destination(parameter, {});
+    }
+    if (kept_[i].defined()) parameter.set_grad(std::exchange(kept_[i], {}));
   }
   gradient_ = {};
 }

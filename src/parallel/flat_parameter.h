@@ -26,16 +26,25 @@ class FlatParameter {
     DType compute;           // dtype of the gathered buffer
     DType reduce;            // of the reduction of its gradient
     bool zero_copy = false;  // the gathered buffer lies once in memory, shared by the ranks
+    bool offload = false;    // shards lie in host memory; not with zero_copy
     std::string name;        // "layers.0", for messages and collectives' owners
   };
 
-  // Takes the parameters' values over and leaves them at rest. Collective with zero_copy.
+  // Takes the parameters' values; the parameters themselves stay as they are until adopt().
+  // Collective with zero_copy.
   FlatParameter(std::vector<nn::NamedTensor> parameters, std::shared_ptr<comm::ProcessGroup> group,
                 Config config);
-  // Parameters become whole tensors of their own again, unless no memory is left for them.
+  // Parameters that were not given back stay rows.
   ~FlatParameter() = default;
   FlatParameter(const FlatParameter&) = delete;
   FlatParameter& operator=(const FlatParameter&) = delete;
+
+  // The parameters become rows and let go of the memory that they had.
+  void adopt() noexcept;
+  // The way back, at rest. Memory for all of them in their own dtype, and, collective, the
+  // parameters whole again as views of it, without gradients. Nothing else may be called then.
+  Tensor whole_memory() const;
+  void give_back(const Tensor& whole);
 
   std::size_t size() const { return parameters_.size(); }
   const std::vector<nn::NamedTensor>& parameters() const { return parameters_; }
@@ -72,6 +81,8 @@ class FlatParameter {
   Tensor end_backward(const std::vector<bool>& arrived);
   // Instead, after a failure, wherever it came: the parameters have no gradient.
   void abandon_backward();
+  // The same, at rest: they have the gradients from before this backward.
+  void undo_backward();
   // At rest: `row`, this rank's part of the reduced gradient, is added to the gradients that the
   // parameters had before this backward. Parameters that are not `used` keep what they had.
   void take_gradient(const Tensor& row, const std::vector<bool>& used);

@@ -14,6 +14,7 @@
 #include "cohort/optim/clip_grad.h"
 #include "parallel/agreement.h"
 #include "parallel/broadcast.h"
+#include "parallel/fsdp_meta.h"
 #include "parallel/fsdp_runtime.h"
 
 namespace cohort {
@@ -101,8 +102,9 @@ void check_arguments(nn::Module& module, const comm::ProcessGroup* group,
   const std::vector<nn::NamedTensor> parameters = module.named_parameters();
   check(!parameters.empty(), "[FSDP] the module has no parameters");
   for (const auto& [name, tensor] : parameters) {
-    check<NotSupported>(tensor.device().type == DeviceType::cpu, "[FSDP] parameter '", name,
-                        "' is on ", tensor.device(), "; only the CPU is supported yet");
+    check<NotSupported>(
+        tensor.device().type == DeviceType::cpu || tensor.device().type == DeviceType::meta,
+        "[FSDP] parameter '", name, "' is on ", tensor.device(), "; only the CPU is supported yet");
     check<AutogradError>(grad_manager(tensor).empty(), "[FSDP] the gradient of '", name,
                          "' is managed by ", grad_manager(tensor),
                          " already; wrap a module once, or destroy the first wrapper before");
@@ -125,21 +127,30 @@ std::string text_of(const FSDPUnitOptions& options) {
 }
 
 std::vector<std::string> signature(nn::Module& module, const FSDPOptions& options) {
-  std::vector<std::string> lines{
-      str("options: shard_size ", options.shard_size, ", backward_prefetch ",
-          options.backward_prefetch, ", forward_prefetch ", options.forward_prefetch,
-          ", limit_all_gathers ", options.limit_all_gathers, ", zero_copy ", options.zero_copy,
-          ", sync_module_states ", options.sync_module_states)};
+  std::vector<std::string> lines{str(
+      "options: shard_size ", options.shard_size, ", backward_prefetch ", options.backward_prefetch,
+      ", forward_prefetch ", options.forward_prefetch, ", limit_all_gathers ",
+      options.limit_all_gathers, ", zero_copy ", options.zero_copy, ", sync_module_states ",
+      options.sync_module_states, ", offload_params ", options.cpu_offload.offload_params)};
+  // Values that rank 0 does not send are made by every rank alike.
+  const bool makes = !options.sync_module_states && is_on_meta(module);
+  if (makes && !options.param_init_fn) {
+    const PhiloxState& state = Context::current().init_generator.state();
+    lines.push_back(str("init_generator: seed ", state.seed, ", offset ", state.offset));
+  }
+  const auto place = [&](const Tensor& tensor) {
+    return makes && tensor.device().type == DeviceType::meta ? ", on the meta device" : "";
+  };
   for (const UnitPlan& unit : cut_into_units(module, options)) {
     lines.push_back("unit '" + unit.name +
                     "': " + text_of(options_of_unit(options, *unit.module, unit.name)));
     for (const auto& [name, tensor] : unit.parameters) {
       lines.push_back(str("parameter ", name, ": ", tensor.dtype(), tensor.shape(),
-                          tensor.requires_grad() ? ", trained" : ", frozen"));
+                          tensor.requires_grad() ? ", trained" : ", frozen", place(tensor)));
     }
   }
   for (const auto& [name, tensor] : module.named_buffers()) {
-    lines.push_back(str("buffer ", name, ": ", tensor.dtype(), tensor.shape()));
+    lines.push_back(str("buffer ", name, ": ", tensor.dtype(), tensor.shape(), place(tensor)));
   }
   return lines;
 }
@@ -153,35 +164,36 @@ void convert_buffers(nn::Module& module, DType dtype) {
   }
 }
 
-std::vector<Tensor> state_tensors(nn::Module& module, const FSDPOptions& options) {
-  std::vector<Tensor> tensors;
-  for (const auto& [name, tensor] : module.named_parameters()) {
-    if (!is_ignored(options, name)) tensors.push_back(tensor);
-  }
-  for (const auto& [name, tensor] : module.named_buffers()) tensors.push_back(tensor);
-  return tensors;
-}
-
 }  // namespace
 
 FSDPEngine::FSDPEngine(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
                        const FSDPOptions& options) {
   check_arguments(module, group.get(), options);
   require_agreement(*group, "[FSDP] models", signature(module, options));
+  runtime_.live = std::make_shared<FSDPRuntime>(module, group, options);
+  if (options.sync_module_states) {
+    broadcast_coalesced(*group, module.buffers(), 0, "initial state");
+  }
   if (options.mixed_precision.buffer_dtype) {
     convert_buffers(module, *options.mixed_precision.buffer_dtype);
   }
-  if (options.sync_module_states) {
-    broadcast_coalesced(*group, state_tensors(module, options), 0, "initial state");
-  }
-  runtime_ = std::make_shared<FSDPRuntime>(module, std::move(group), options);
   runtime_->install_hooks();
+}
+
+FSDPRuntime& FSDPEngine::Runtime::require() const {
+  check(live != nullptr, "[FSDP] restore() has ended this wrapper; wrap the module again");
+  return *live;
+}
+
+void FSDPEngine::restore() {
+  runtime_->restore();
+  runtime_.live.reset();
 }
 
 FSDPEngine::~FSDPEngine() = default;
 
 void FSDPEngine::forward_threw() noexcept {
-  runtime_->reset();
+  if (runtime_.live) runtime_->reset();
 }
 
 void FSDPEngine::set_sync(bool on) {

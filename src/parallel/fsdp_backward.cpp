@@ -6,6 +6,8 @@
 #include "cohort/autograd/autograd.h"
 #include "cohort/core/context.h"
 #include "cohort/core/error.h"
+#include "cohort/core/logging.h"
+#include "parallel/fsdp_offload.h"
 #include "parallel/fsdp_runtime.h"
 #include "parallel/what_of.h"
 
@@ -42,7 +44,12 @@ void FSDPRuntime::begin_unit_backward(FSDPUnit& unit) {
   unit.missing = 0;
   if (!accumulating_) return;
   if (unit.gradient_bytes > 0 && !unit.gradient.memory.defined()) {
-    unit.gradient = unit.groups->gradient->take();
+    try {
+      unit.gradient = unit.groups->gradient->take();
+    } catch (const AgreedOutOfMemory& error) {
+      throw AgreedOutOfMemory(str("[FSDP] no room for the gradients of unit '", unit.label(),
+                                  "'; all ranks have given this step up: ", error.what()));
+    }
     // Whoever had it may still be reducing it.
     Context::current().stream(Device::cpu()).wait(unit.gradient.last_use);
   }
@@ -94,9 +101,8 @@ void FSDPRuntime::end_unit_backward(FSDPUnit& unit) {
       unit.accumulated = true;
     } else {
       unit.accumulated = false;
-      unit.gradient.last_use = any && !reductions_.empty() && !reductions_.back().works.empty()
-                                   ? reductions_.back().works.back().event()
-                                   : Context::current().stream(Device::cpu()).record();
+      unit.gradient.last_use =
+          any ? last_reader() : Context::current().stream(Device::cpu()).record();
       unit.groups->gradient->give_back(std::exchange(unit.gradient, {}));
     }
   }
@@ -114,6 +120,7 @@ void FSDPRuntime::reduce(FSDPUnit& unit, FSDPUnit::Flat& flat) {
   if (whole.dtype() != dtype) whole = whole.to(dtype);
   Reduction reduction{.flat = &flat, .row = {}, .works = {}, .used = flat.used, .source = whole};
   const std::string owner = unit.label();
+  const bool offloads = parameter.config().offload;
   if (unit.groups->shard->size() > 1) {
     reduction.row = Tensor::empty({parameter.layout().shard()}, whole.options());
     const bool alone = unit.groups->replicate == nullptr;
@@ -127,13 +134,38 @@ void FSDPRuntime::reduce(FSDPUnit& unit, FSDPUnit::Flat& flat) {
   } else if (unit.groups->replicate != nullptr && unit.groups->replicate->size() > 1) {
     reduction.works.push_back(
         unit.groups->replicate->all_reduce(whole, comm::ReduceOp::mean, {.owner = owner}));
-    reduction.works.back().wait();
-    reduction.row = whole.clone();  // the slot goes to the next unit
+    if (!offloads) reduction.works.back().wait();
+    reduction.row = offloads ? whole : whole.clone();  // the slot goes to the next unit
   } else {
-    reduction.row = whole.clone();
+    reduction.row = offloads ? whole : whole.clone();
   }
+  if (offloads) offload(reduction);
   std::fill(flat.used.begin(), flat.used.end(), false);
   reductions_.push_back(std::move(reduction));
+}
+
+// The reduced row goes to the host, and the device's memory is free once it has been read.
+void FSDPRuntime::offload(Reduction& reduction) {
+  const Tensor row = reduction.row;
+  const Tensor host =
+      host_row(row.numel(), reduction.flat->parameter->dtype(), MemoryCategory::gradients);
+  offloading_.wait(reduction.works.empty() ? Context::current().stream(Device::cpu()).record()
+                                           : reduction.works.back().event());
+  const StreamScope scope(offloading_);
+  Tensor(host).copy_(row);
+  row.storage().record_stream(offloading_);
+  reduction.offloaded = offloading_.record();
+  reduction.row = host;
+  reduction.source = {};
+}
+
+// Of the gradients that the last reduction was handed.
+Event FSDPRuntime::last_reader() const {
+  if (reductions_.empty()) return Context::current().stream(Device::cpu()).record();
+  const Reduction& last = reductions_.back();
+  if (offloading_) return last.offloaded;
+  return last.works.empty() ? Context::current().stream(Device::cpu()).record()
+                            : last.works.back().event();
 }
 
 void FSDPRuntime::prefetch_backward(FSDPUnit& unit) {
@@ -145,7 +177,7 @@ void FSDPRuntime::prefetch_backward(FSDPUnit& unit) {
   for (std::size_t next = cursor_; next > 0; --next) {
     FSDPUnit& candidate = *forward_order_[next - 1];
     if (candidate.state == FSDPUnit::State::gathered) continue;
-    if (may_start(candidate)) start_gather(candidate);
+    if (may_start(candidate)) try_gather(candidate);
     return;
   }
 }
@@ -153,16 +185,17 @@ void FSDPRuntime::prefetch_backward(FSDPUnit& unit) {
 // The ranks' agreement on which parameters were used anywhere; nobody reads the shards after it.
 void FSDPRuntime::exchange_used() {
   if (group_->size() == 1) return;
-  std::vector<std::uint8_t> flags{0};  // never empty
+  auto* flags = used_flags_.data<std::uint8_t>();
+  std::int64_t count = 0;
+  flags[count++] = 0;  // never empty
   for (const Reduction& reduction : reductions_) {
-    for (const bool used : reduction.used) flags.push_back(used ? 1 : 0);
+    for (const bool used : reduction.used) flags[count++] = used ? 1 : 0;
   }
-  const Tensor shared = Tensor::from(flags, {static_cast<std::int64_t>(flags.size())});
+  const Tensor shared = used_flags_.as_strided({count}, {1}, 0);
   group_->all_reduce(shared, comm::ReduceOp::max, {.owner = "used parameters"}).synchronize();
-  const std::vector<std::uint8_t> agreed = shared.to_vector<std::uint8_t>();
-  std::size_t next = 1;
+  const std::uint8_t* agreed = shared.data<std::uint8_t>() + 1;
   for (Reduction& reduction : reductions_) {
-    for (std::size_t i = 0; i < reduction.used.size(); ++i) reduction.used[i] = agreed[next++] != 0;
+    for (std::size_t i = 0; i < reduction.used.size(); ++i) reduction.used[i] = *agreed++ != 0;
   }
 }
 
@@ -179,6 +212,7 @@ void FSDPRuntime::finish_backward() {
   std::vector<Reduction> reductions = std::exchange(reductions_, {});
   for (Reduction& reduction : reductions) {
     for (const comm::Work& work : reduction.works) work.wait();
+    if (offloading_) Context::current().stream(Device::cpu()).wait(reduction.offloaded);
     reduction.source = {};
     reduction.flat->parameter->take_gradient(reduction.row, reduction.used);
     reduction.row = {};
@@ -190,6 +224,10 @@ void FSDPRuntime::finish_backward() {
 void FSDPRuntime::fail(const std::exception_ptr& error) {
   if (backward_ == 0) return;
   backward_ = 0;
+  if (is_agreed(error)) {
+    give_up_backward();
+    return;
+  }
   // The others wait for this rank's part of the step.
   const std::string text = str("in backward: ", what_of(error));
   group_->abort(text);
@@ -208,8 +246,44 @@ void FSDPRuntime::fail(const std::exception_ptr& error) {
     unit.gradient = {};
     for (FSDPUnit::Flat& flat : unit.flats) std::fill(flat.used.begin(), flat.used.end(), false);
   }
-  reductions_.clear();
+  drop_reductions();
   reset();
+}
+
+// Once nobody reads or writes their memory any more.
+void FSDPRuntime::drop_reductions() noexcept {
+  for (Reduction& reduction : std::exchange(reductions_, {})) {
+    try {
+      for (const comm::Work& work : reduction.works) work.wait();
+    } catch (const std::exception& error) {
+      logging::debug(str("[FSDP] a reduction is given up: ", error.what()));
+    }
+    try {
+      if (offloading_) Context::current().stream(Device::cpu()).wait(reduction.offloaded);
+    } catch (const std::exception& error) {
+      logging::debug(str("[FSDP] a gradient is given up: ", error.what()));
+    }
+  }
+}
+
+// All ranks have failed at the same point and the group goes on: the rows' gradients are those from
+// before this backward. Whole gradients of no_sync() are lost, they were added to.
+void FSDPRuntime::give_up_backward() noexcept {
+  drop_reductions();
+  reset();
+  for (FSDPUnit& unit : units_) {
+    unit.in_backward = false;
+    unit.open_calls = 0;
+    unit.accumulated = false;
+    if (unit.gradient.memory.defined()) {
+      unit.groups->gradient->give_back(std::exchange(unit.gradient, {}));
+    }
+    for (FSDPUnit::Flat& flat : unit.flats) {
+      flat.parameter->undo_backward();
+      std::fill(flat.used.begin(), flat.used.end(), false);
+    }
+  }
+  for (auto& [ranks, groups] : groups_) groups.gradient->trim();
 }
 
 }  // namespace cohort::parallel

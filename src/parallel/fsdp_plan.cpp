@@ -33,7 +33,8 @@ FSDPPlan FSDPEngine::plan() const {
       for (const auto& [name, tensor] : parameter.parameters()) entry.parameters.push_back(name);
       const auto shard_bytes =
           entry.shard * static_cast<std::int64_t>(item_size(parameter.dtype()));
-      plan.parameter_bytes += shard_bytes;
+      const bool offloaded = parameter.config().offload;
+      (offloaded ? plan.offloaded_bytes : plan.parameter_bytes) += shard_bytes;
       if (!parameter.resident()) {
         const std::int64_t times = twice ? 2 : 1;
         plan.all_gathers += times;
@@ -42,7 +43,7 @@ FSDPPlan FSDPEngine::plan() const {
         plan.parameter_bytes += parameter.full_bytes() / row.shard_size;
       }
       if (!parameter.trained()) continue;
-      plan.gradient_bytes += shard_bytes;
+      (offloaded ? plan.offloaded_bytes : plan.gradient_bytes) += shard_bytes;
       plan.adam_bytes += 2 * shard_bytes;
       const auto whole = parameter.layout().total() *
                          static_cast<std::int64_t>(item_size(parameter.config().reduce));
@@ -96,8 +97,9 @@ std::ostream& operator<<(std::ostream& out, const FSDPPlan& plan) {
       << plan.reduce_scatters << " reduce_scatter and " << plan.all_reduces << " all_reduce of "
       << plan.reduced_bytes << " bytes\n"
       << "at rest: parameters " << plan.parameter_bytes << ", gradients " << plan.gradient_bytes
-      << ", Adam " << plan.adam_bytes << " bytes; beside that at most " << plan.gathered_peak_bytes
-      << " gathered and " << plan.gradient_peak_bytes << " of whole gradients\n";
+      << ", Adam " << plan.adam_bytes << ", in host memory " << plan.offloaded_bytes
+      << " bytes; beside that at most " << plan.gathered_peak_bytes << " gathered and "
+      << plan.gradient_peak_bytes << " of whole gradients\n";
   return out;
 }
 

@@ -12,26 +12,31 @@
 #include "cohort/core/error.h"
 #include "cohort/core/logging.h"
 #include "parallel/boundary.h"
+#include "parallel/broadcast.h"
 
 namespace cohort::parallel {
 
 FSDPRuntime::FSDPRuntime(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
                          const FSDPOptions& options)
-    : module_(module), group_(std::move(group)), options_(options) {
-  try {
-    form_units();
-  } catch (...) {
-    release_parameters();
-    throw;
+    : module_(module), group_(std::move(group)), options_(options), agreement_(group_) {
+  const std::shared_ptr<Runtime>& runtime = Context::current().runtime();
+  const bool offloads = options_.cpu_offload.offload_params;
+  if (offloads || !Context::current().stream(Device::cpu()).runs_inline()) {
+    gathering_ = runtime->make_stream(Device::cpu(), "gathering");
   }
-  const Stream& compute = Context::current().stream(Device::cpu());
-  if (!compute.runs_inline()) {
-    gathering_ = Context::current().runtime()->make_stream(Device::cpu(), "gathering");
+  if (offloads) offloading_ = runtime->make_stream(Device::cpu(), "offloading");
+  MetaInitializer initializer(module_, options_, agreement_);
+  try {
+    form_units(initializer);
+  } catch (...) {
+    give_up_construction(initializer);
+    throw;
   }
   ++Context::current().stand_ins;
 }
 
 FSDPRuntime::~FSDPRuntime() {
+  reset();
   release_parameters();
   --Context::current().stand_ins;
 }
@@ -45,6 +50,50 @@ void FSDPRuntime::release_parameters() {
         if (tensor.requires_grad()) set_grad_manager(tensor, "");
       }
     }
+  }
+}
+
+// All ranks have failed. The last unit first: each then finds the room that it had before.
+void FSDPRuntime::give_up_construction(MetaInitializer& initializer) noexcept {
+  release_parameters();
+  initializer.undo();
+  try {
+    for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
+      for (; !unit->flats.empty(); unit->flats.pop_back()) {
+        FlatParameter& parameter = *unit->flats.back().parameter;
+        const auto& members = parameter.parameters();
+        if (std::all_of(members.begin(), members.end(), is_on_meta_device)) continue;
+        parameter.give_back(parameter.whole_memory());
+        initializer.undo();  // of those that were there among them
+      }
+    }
+  } catch (const std::exception& error) {
+    logging::warn(str("[FSDP] parameters stay rows after a failed construction: ", error.what()));
+  }
+  units_.clear();
+}
+
+void FSDPRuntime::restore() {
+  check(!in_forward(), "[restore] must not be called inside forward");
+  reset();
+  std::vector<Tensor> wholes;
+  std::exception_ptr error;
+  try {
+    for (const FSDPUnit& unit : units_) {
+      for (const FSDPUnit::Flat& flat : unit.flats) {
+        wholes.push_back(flat.parameter->whole_memory());
+      }
+    }
+  } catch (const OutOfMemory&) {
+    wholes.clear();
+    error = std::current_exception();
+  }
+  agreement_.settle(error, "to restore the parameters");
+  release_parameters();
+  std::size_t next = 0;
+  for (FSDPUnit& unit : units_) {
+    for (FSDPUnit::Flat& flat : unit.flats) flat.parameter->give_back(wholes[next++]);
+    unit.flats.clear();
   }
 }
 
@@ -79,22 +128,58 @@ void FSDPRuntime::give_groups(FSDPUnit& unit) {
   unit.groups = &groups;
 }
 
-void FSDPRuntime::form_units() {
+void FSDPRuntime::form_units(MetaInitializer& initializer) {
   std::vector<UnitPlan> plans = cut_into_units(module_, options_);
   if (options_.auto_wrap_policy.decide && plans.size() == 1 && group_->rank() == 0) {
     logging::warn(str("[FSDP] the policy ", options_.auto_wrap_policy.text,
                       " takes no module; the whole model is one unit"));
   }
-  for (UnitPlan& plan : plans) {
-    FSDPUnit& unit = units_.emplace_back();
-    unit.module = plan.module;
-    unit.name = plan.name;
-    unit.root = plan.module == &module_;
-    unit.options = options_of_unit(options_, *unit.module, unit.name);
-    give_groups(unit);
-    add_flats(unit, std::move(plan.parameters));
-  }
+  // In the order in which modules are initialised; a unit comes after all that is in it, and is
+  // shared out before the next module gets memory.
+  std::size_t next = 0;
+  std::exception_ptr error;
+  module_.apply([&](nn::Module& module) {
+    try {
+      if (!error) initializer.initialise(module);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    if (next == plans.size() || plans[next].module != &module) return;
+    if (initializer.active()) agreement_.settle(error, "to initialise parameters");
+    form_unit(std::move(plans[next++]));
+  });
   make_slots();
+  std::int64_t trained = 0;
+  for (const FSDPUnit& unit : units_) {
+    for (const FSDPUnit::Flat& flat : unit.flats) {
+      if (flat.parameter->trained()) trained += static_cast<std::int64_t>(flat.parameter->size());
+    }
+  }
+  const MemoryCategoryScope category(MemoryCategory::communication);
+  used_flags_ = Tensor::empty({1 + trained}, {.dtype = u8});
+}
+
+void FSDPRuntime::form_unit(UnitPlan plan) {
+  FSDPUnit& unit = units_.emplace_back();
+  unit.module = plan.module;
+  unit.name = plan.name;
+  unit.root = plan.module == &module_;
+  unit.options = options_of_unit(options_, *unit.module, unit.name);
+  give_groups(unit);
+  if (options_.sync_module_states) sync_parameters(plan.parameters);
+  add_flats(unit, std::move(plan.parameters));
+}
+
+// Rank 0's values for all.
+void FSDPRuntime::sync_parameters(const std::vector<nn::NamedTensor>& parameters) const {
+  if (group_->size() == 1) return;
+  for (const auto& [name, tensor] : parameters) {
+    if (tensor.is_contiguous()) {
+      group_->broadcast(tensor.detach(), 0, {.owner = "initial state"}).wait();
+    } else {
+      broadcast_coalesced(*group_, {tensor}, 0, "initial state");
+    }
+  }
 }
 
 void FSDPRuntime::make_slots() {
@@ -110,9 +195,9 @@ void FSDPRuntime::make_slots() {
         full, 0, [this, &groups](std::int64_t bytes) { return gather_memory(groups, bytes); });
     // What reduces them reads the ranks' gradients where they lie.
     const auto& reducing = groups.shard->size() > 1 ? groups.shard : group_;
-    groups.gradient = std::make_unique<Slots>(gradients, 1, [reducing](std::int64_t bytes) {
+    groups.gradient = std::make_unique<Slots>(gradients, 1, [this, reducing](std::int64_t bytes) {
       const MemoryCategoryScope category(MemoryCategory::gradients);
-      return reducing->allocate({bytes}, {.dtype = u8});
+      return agreement_.allocate(*reducing, bytes);
     });
   }
 }
@@ -128,9 +213,9 @@ int FSDPRuntime::most_full_slots() const {
 }
 
 // Where the ranks share memory, each writes its part straight into the others'.
-Tensor FSDPRuntime::gather_memory(const FSDPGroups& groups, std::int64_t bytes) const {
+Tensor FSDPRuntime::gather_memory(const FSDPGroups& groups, std::int64_t bytes) {
   const MemoryCategoryScope category(MemoryCategory::parameters);
-  return groups.shard->allocate({bytes}, {.dtype = u8});
+  return agreement_.allocate(*groups.shard, bytes);
 }
 
 // One flat buffer for each dtype and trainability that occurs.
@@ -147,18 +232,30 @@ void FSDPRuntime::add_flat(FSDPUnit& unit, std::vector<nn::NamedTensor> paramete
   const bool trained = parameters.front().tensor.requires_grad();
   const FSDPMixedPrecision& precision = unit.options.mixed_precision;
   const DType compute = is_floating(own) ? precision.param_dtype.value_or(own) : own;
+  const bool offload = options_.cpu_offload.offload_params;
+  const std::size_t count = parameters.size();
+  std::unique_ptr<FlatParameter> made;
+  std::exception_ptr error;
+  try {
+    made = std::make_unique<FlatParameter>(
+        parameters, unit.groups->shard,
+        FlatParameter::Config{.compute = compute,
+                              .reduce = precision.reduce_dtype.value_or(compute),
+                              .zero_copy = options_.zero_copy && !offload &&
+                                           unit.groups->shard->size() > 1 &&
+                                           unit.groups->shard->shares_memory(),
+                              .offload = offload,
+                              .name = unit.label()});
+  } catch (const OutOfMemory&) {
+    error = std::current_exception();
+  }
+  agreement_.settle(error, str("to shard unit '", unit.label(), "'"));
+  FSDPUnit::Flat& flat = unit.flats.emplace_back();
+  flat.parameter = std::move(made);
+  flat.parameter->adopt();
   for (const auto& [name, tensor] : parameters) {
     if (tensor.requires_grad()) set_grad_manager(tensor, "FSDP");
   }
-  FSDPUnit::Flat& flat = unit.flats.emplace_back();
-  const std::size_t count = parameters.size();
-  flat.parameter = std::make_unique<FlatParameter>(
-      std::move(parameters), unit.groups->shard,
-      FlatParameter::Config{.compute = compute,
-                            .reduce = precision.reduce_dtype.value_or(compute),
-                            .zero_copy = options_.zero_copy && unit.groups->shard->size() > 1 &&
-                                         unit.groups->shard->shares_memory(),
-                            .name = unit.label()});
   flat.arrived.resize(count);
   flat.expected.resize(count);
   flat.used.resize(count);
@@ -264,7 +361,7 @@ void FSDPRuntime::prefetch_forward(FSDPUnit& unit) {
   const std::size_t position = forward_order_.size() - 1;
   if (position + 1 >= last_order_.size() || last_order_[position] != &unit) return;
   FSDPUnit& next = *last_order_[position + 1];
-  if (may_start(next)) start_gather(next);
+  if (may_start(next)) try_gather(next);
 }
 
 // At most one unit is gathered ahead of the one that computes; the root and units that contain the
@@ -278,15 +375,34 @@ bool FSDPRuntime::may_start(const FSDPUnit& unit) const {
   return ahead == 0;
 }
 
+void FSDPRuntime::take_slot(FSDPUnit& unit) {
+  try {
+    if (unit.root) {
+      unit.slot = {gather_memory(*unit.groups, unit.full_bytes), {}};
+    } else {
+      unit.slot = unit.groups->full->take();
+    }
+  } catch (const AgreedOutOfMemory& error) {
+    throw AgreedOutOfMemory(str("[FSDP] no room to gather the ", unit.full_bytes,
+                                " bytes of unit '", unit.label(),
+                                "'; all ranks have given this step up: ", error.what()));
+  }
+}
+
+// Ahead of its need: without room, on all ranks, it is left for later.
+void FSDPRuntime::try_gather(FSDPUnit& unit) {
+  try {
+    start_gather(unit);
+  } catch (const AgreedOutOfMemory& error) {
+    logging::debug(str("[FSDP] unit '", unit.label(), "' is not prefetched: ", error.what()));
+  }
+}
+
 void FSDPRuntime::start_gather(FSDPUnit& unit) {
   if (unit.state != FSDPUnit::State::sharded) return;
+  if (unit.full_bytes > 0) take_slot(unit);
   unit.state = FSDPUnit::State::gathering;
   if (unit.full_bytes == 0) return;
-  if (unit.root) {
-    unit.slot = {gather_memory(*unit.groups, unit.full_bytes), {}};
-  } else {
-    unit.slot = unit.groups->full->take();
-  }
   std::optional<StreamScope> scope;
   if (gathering_) {
     gathering_.wait(unit.slot.last_use);
@@ -338,6 +454,7 @@ void FSDPRuntime::reset() noexcept {
 }
 
 void FSDPRuntime::make_whole(FSDPUnit& unit) {
+  if (gathering_) gathering_.wait(Context::current().stream(Device::cpu()).record());
   start_gather(unit);
   finish_gather(unit);
 }

@@ -13,6 +13,8 @@
 #include "cohort/core/stream.h"
 #include "cohort/nn/module.h"
 #include "cohort/parallel/fsdp.h"
+#include "parallel/fsdp_agreement.h"
+#include "parallel/fsdp_meta.h"
 #include "parallel/fsdp_unit.h"
 #include "parallel/slots.h"
 
@@ -39,6 +41,9 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
 
   // When forward has ended by an exception: everything is at rest again.
   void reset() noexcept;
+  // Collective. Parameters become whole again; only destruction may follow. AgreedOutOfMemory, and
+  // no change, when a rank has no room.
+  void restore();
 
   void set_sync(bool on) { sync_ = on; }
   bool sync() const { return sync_; }
@@ -68,12 +73,17 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
     std::vector<comm::Work> works;
     std::vector<bool> used;  // on this rank
     Tensor source;           // kept until the reduction is over
+    // When `row` is in host memory, and the device's is not read any more.
+    Event offloaded = {};
   };
 
   void release_parameters();
+  void give_up_construction(MetaInitializer& initializer) noexcept;
+  void sync_parameters(const std::vector<nn::NamedTensor>& parameters) const;
   int ranks_per_shard(ShardingStrategy strategy) const;
   void give_groups(FSDPUnit& unit);
-  void form_units();
+  void form_units(MetaInitializer& initializer);
+  void form_unit(UnitPlan plan);
   void make_slots();
   void add_flats(FSDPUnit& unit, std::vector<nn::NamedTensor> parameters);
   void add_flat(FSDPUnit& unit, std::vector<nn::NamedTensor> parameters);
@@ -87,7 +97,9 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   void prefetch_forward(FSDPUnit& unit);
 
   // Gathered memory.
-  Tensor gather_memory(const FSDPGroups& groups, std::int64_t bytes) const;
+  Tensor gather_memory(const FSDPGroups& groups, std::int64_t bytes);
+  void take_slot(FSDPUnit& unit);
+  void try_gather(FSDPUnit& unit);
   void trim_full_slots();
   bool may_start(const FSDPUnit& unit) const;
   void start_gather(FSDPUnit& unit);
@@ -102,17 +114,25 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   void end_if_complete(FSDPUnit& unit);
   void end_unit_backward(FSDPUnit& unit);
   void reduce(FSDPUnit& unit, FSDPUnit::Flat& flat);
+  void offload(Reduction& reduction);
+  Event last_reader() const;
   void prefetch_backward(FSDPUnit& unit);
   void finish_backward();
   void fail(const std::exception_ptr& error);
+  void give_up_backward() noexcept;
+  void drop_reductions() noexcept;
   void exchange_used();
 
   nn::Module& module_;
   const std::shared_ptr<comm::ProcessGroup> group_;
   const FSDPOptions options_;
+  RankAgreement agreement_;
   std::map<int, FSDPGroups> groups_;  // by ranks per shard; addresses stay
   std::deque<FSDPUnit> units_;        // children before their parents; addresses stay
-  Stream gathering_;                  // where the compute stream is queued: what gathers wait for
+  // Where the compute stream is queued, or shards come from the host: what gathers wait for.
+  Stream gathering_;
+  Stream offloading_;  // takes gradients to the host; null without cpu_offload
+  Tensor used_flags_;  // for exchange_used(): a byte, and one for each trained parameter
 
   bool sync_ = true;
   int depth_ = 0;                         // of nested forwards

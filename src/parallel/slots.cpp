@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "cohort/core/error.h"
+
 namespace cohort::parallel {
 
 Slots::Slots(std::int64_t bytes, int spare, std::function<Tensor(std::int64_t)> make)
@@ -14,7 +16,16 @@ Slots::Slot Slots::take() {
     free_.pop_front();
     return slot;
   }
-  Slot slot{make_(bytes_), {}};
+  Slot slot;
+  try {
+    slot.memory = make_(bytes_);
+  } catch (const OutOfMemory&) {
+    if (free_.empty()) throw;
+    // Less time for its last user, but room.
+    slot = std::move(free_.front());
+    free_.pop_front();
+    return slot;
+  }
   most_ = std::max(most_, ++count_);
   return slot;
 }

@@ -19,11 +19,13 @@ class Slots {
     Event last_use;
   };
 
-  // `make(bytes)` allocates a piece. At least `spare` pieces are free before one is used again: its
-  // last user has that many turns to finish.
+  // `make(bytes)` allocates a piece, or throws OutOfMemory on all ranks. At least `spare` pieces
+  // are free before one is used again: its last user has that many turns to finish, unless memory
+  // is short.
   Slots(std::int64_t bytes, int spare, std::function<Tensor(std::int64_t)> make);
 
   std::int64_t bytes() const { return bytes_; }
+  // OutOfMemory, and no change, when no piece is free and none can be made.
   Slot take();
   void give_back(Slot slot);
   // Frees the pieces that nobody has.

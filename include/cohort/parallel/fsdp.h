@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cohort/comm/process_group.h"
+#include "cohort/core/memory.h"
 #include "cohort/nn/module.h"
 #include "cohort/parallel/fsdp_options.h"
 #include "cohort/parallel/fsdp_plan.h"
@@ -27,7 +28,10 @@ class FSDPEngine {
   FSDPEngine(const FSDPEngine&) = delete;
   FSDPEngine& operator=(const FSDPEngine&) = delete;
 
+  // InvalidArgument after restore().
+  void before_forward() const { runtime_.require(); }
   void forward_threw() noexcept;
+  void restore();
   void set_sync(bool on);
   bool sync() const;
   double clip_grad_norm(double max_norm, double norm_type);
@@ -37,7 +41,14 @@ class FSDPEngine {
   FSDPPlan plan() const;
 
  private:
-  std::shared_ptr<FSDPRuntime> runtime_;
+  // Null after restore(); its use is InvalidArgument then.
+  struct Runtime {
+    std::shared_ptr<FSDPRuntime> live;
+    FSDPRuntime& require() const;
+    FSDPRuntime* operator->() const { return &require(); }
+    FSDPRuntime& operator*() const { return require(); }
+  };
+  Runtime runtime_;
 };
 
 }  // namespace parallel
@@ -70,6 +81,7 @@ class FSDP {
 
   template <typename... Args>
   auto operator()(Args&&... args) {
+    engine_->before_forward();
     try {
       return (*module_)(std::forward<Args>(args)...);
     } catch (...) {
@@ -127,6 +139,13 @@ class FSDP {
     engine_->load_full_state(state);
   }
 
+  // Collective. The end of sharding: all parameters become whole again on every rank, tensors of
+  // the bare module, without gradients, and its hooks go. The wrapper is of no use then; the module
+  // can be wrapped again. OutOfMemory on all ranks, and no change, when one has no room for the
+  // whole model. Without it parameters stay rows when the wrapper goes: a destructor must not wait
+  // for other ranks.
+  void restore() { engine_->restore(); }
+
   // Units, layouts, collectives and bytes of a step.
   FSDPPlan plan() const { return engine_->plan(); }
 
@@ -139,5 +158,8 @@ class FSDP {
   std::shared_ptr<M> module_;
   std::unique_ptr<parallel::FSDPEngine> engine_;
 };
+
+// The counters of what cpu_offload keeps in host memory for the current rank.
+MemoryStats offloaded_memory_stats();
 
 }  // namespace cohort

@@ -13,6 +13,10 @@
 
 namespace cohort {
 
+namespace nn {
+class Module;
+}
+
 // What the ranks share out (Rajbhandari et al., ZeRO, SC 2020; Zhao et al., PyTorch FSDP, VLDB
 // 2023). Every strategy gives the same numbers.
 enum class ShardingStrategy : std::uint8_t {
@@ -45,6 +49,13 @@ struct FSDPMixedPrecision {
   bool cast_forward_inputs = false;
 };
 
+// Where parameters rest.
+struct FSDPCPUOffload {
+  // Shards and their gradients lie in host memory, and the optimizer steps there. A unit's shard is
+  // copied to the device for each gather, and its gradient back after the reduction.
+  bool offload_params = false;
+};
+
 // What may differ from unit to unit.
 struct FSDPUnitOptions {
   ShardingStrategy sharding_strategy = ShardingStrategy::full_shard;
@@ -58,6 +69,12 @@ struct FSDPOptions {
   // Which modules become units of their own, besides the root. Empty: the root alone.
   WrapPolicy auto_wrap_policy = {};
   FSDPMixedPrecision mixed_precision = {};
+  // Switches zero_copy off: host memory is not where devices compute.
+  FSDPCPUOffload cpu_offload = {};
+  // Fills the parameters and buffers of one module, not of its children, that was made on the meta
+  // device: they have memory by then, without values. Called children first. Empty:
+  // Module::reset_parameters().
+  std::function<void(nn::Module& module)> param_init_fn = {};
   BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
   // Gathers the next unit of the last step's order while the current one computes.
   bool forward_prefetch = false;

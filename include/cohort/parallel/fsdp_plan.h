@@ -43,6 +43,8 @@ struct FSDPPlan {
   std::int64_t parameter_bytes = 0;
   std::int64_t gradient_bytes = 0;
   std::int64_t adam_bytes = 0;
+  // Shards and gradients that rest in host memory instead (cpu_offload).
+  std::int64_t offloaded_bytes = 0;
   // Beside that, at most: gathered parameters and whole gradients.
   std::int64_t gathered_peak_bytes = 0;
   std::int64_t gradient_peak_bytes = 0;
