@@ -205,6 +205,17 @@ void ProcessGroup::abort(const std::string& reason) noexcept {
 std::exception_ptr ProcessGroup::failure() const {
   return impl_->transport().failure(Operation::barrier);
 }
+std::int64_t ProcessGroup::expected_bytes(Operation operation, DType dtype, std::int64_t elements,
+                                          bool symmetric, bool in_place) const {
+  Call call;
+  call.operation = operation;
+  call.dtype = dtype;
+  call.elements = elements;
+  const auto bytes = impl_->transport().expected_bytes(call, symmetric, in_place);
+  check<NotSupported>(bytes.has_value(), "[expected_bytes] ", backend(),
+                      " does not know beforehand what ", operation, " moves");
+  return *bytes;
+}
 GroupStats ProcessGroup::stats() const {
   return impl_->stats();
 }

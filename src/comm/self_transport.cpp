@@ -46,6 +46,19 @@ class SelfTransport final : public Transport {
     return make_self_transport();
   }
 
+  std::optional<std::int64_t> expected_bytes(const Call& call, bool, bool in_place) const override {
+    switch (call.operation) {
+      case Operation::barrier:
+      case Operation::all_reduce:
+        return 0;
+      case Operation::reduce_scatter:
+      case Operation::all_gather:
+        return in_place ? 0 : bytes_of(call);
+      default:
+        return std::nullopt;
+    }
+  }
+
   void abort(const std::string& reason) noexcept override {
     if (!failed_.exchange(true)) reason_ = reason;
     written_.store(true);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -99,6 +100,14 @@ class Transport {
   // become ranks 0, 1, … of the new group.
   virtual std::unique_ptr<Transport> split(const Call& call, const std::vector<int>& members,
                                            const std::string& name) = 0;
+
+  // What the collective will return, of equal parts; nullopt where it is not known beforehand.
+  // `symmetric` and `in_place` as for ProcessGroup::expected_bytes(). Thread-safe.
+  virtual std::optional<std::int64_t> expected_bytes(const Call& call, bool symmetric,
+                                                     bool in_place) const {
+    static_cast<void>(call), static_cast<void>(symmetric), static_cast<void>(in_place);
+    return std::nullopt;
+  }
 
   // Ends the group on all ranks, unless it has ended: a rank failed with `reason`.
   virtual void abort(const std::string& reason) noexcept = 0;

@@ -178,6 +178,14 @@ class ProcessGroup {
   // The error that ended the group, or null.
   std::exception_ptr failure() const;
 
+  // The moved_bytes that a collective of `elements` of `dtype` (of its largest tensor, in equal
+  // parts) will add to this rank's counters: all_reduce, reduce_scatter, all_gather, barrier.
+  // `symmetric` says that its largest tensor lies in memory of allocate(), `in_place` that a
+  // gather's input is its own part of the output. NotSupported for other operations, and where a
+  // transport cannot know.
+  std::int64_t expected_bytes(Operation operation, DType dtype, std::int64_t elements,
+                              bool symmetric = false, bool in_place = false) const;
+
   GroupStats stats() const;
   void reset_stats();
 

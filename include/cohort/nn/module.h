@@ -219,25 +219,48 @@ class ModuleOf : public Module {
  public:
   template <typename... Args>
   auto operator()(Args&&... args) {
-    auto& self = static_cast<Derived&>(*this);
-    if (!has_forward_hooks()) return self.forward(std::forward<Args>(args)...);
-    std::vector<Tensor> inputs = collect_tensors(args...);
-    run_pre_hooks(inputs);
-    return call(std::move(inputs), detail::HookedArgument<Args>(std::forward<Args>(args))...);
+    return with_hooks(
+        [](Derived& self, auto&&... values) {
+          return self.forward(static_cast<decltype(values)&&>(values)...);
+        },
+        std::forward<Args>(args)...);
+  }
+
+  // Calls a method other than forward with the hooks that forward has, which is how wrappers learn
+  // that the module is used: net.invoke(&Net::encode, x).
+  template <typename Method, typename... Args>
+  requires std::is_member_function_pointer_v<Method>
+  auto invoke(Method method, Args&&... args) {
+    return with_hooks(
+        [method](Derived& self, auto&&... values) {
+          return (self.*method)(static_cast<decltype(values)&&>(values)...);
+        },
+        std::forward<Args>(args)...);
   }
 
  private:
-  template <typename... Arguments>
-  auto call(std::vector<Tensor> inputs, Arguments... arguments) {
+  template <typename Run, typename... Args>
+  auto with_hooks(const Run& run, Args&&... args) {
+    if (!has_forward_hooks()) {
+      return run(static_cast<Derived&>(*this), std::forward<Args>(args)...);
+    }
+    std::vector<Tensor> inputs = collect_tensors(args...);
+    run_pre_hooks(inputs);
+    return hooked(run, std::move(inputs),
+                  detail::HookedArgument<Args>(std::forward<Args>(args))...);
+  }
+
+  template <typename Run, typename... Arguments>
+  auto hooked(const Run& run, std::vector<Tensor> inputs, Arguments... arguments) {
     auto& self = static_cast<Derived&>(*this);
     const Tensor* next = inputs.data();
     (arguments.replace(next), ...);
     inputs.clear();  // forward alone decides how long its inputs live
-    if constexpr (std::is_void_v<decltype(self.forward(arguments.take()...))>) {
-      self.forward(arguments.take()...);
+    if constexpr (std::is_void_v<decltype(run(self, arguments.take()...))>) {
+      run(self, arguments.take()...);
       run_post_hooks({});
     } else {
-      auto result = self.forward(arguments.take()...);
+      auto result = run(self, arguments.take()...);
       std::vector<Tensor> outputs = collect_tensors(result);
       run_post_hooks(outputs);
       next = outputs.data();

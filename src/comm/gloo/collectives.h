@@ -61,6 +61,8 @@ class GlooTransport : public Transport {
   void barrier(const Call& call) override;
   SymmetricMemory allocate(const Call& call, std::size_t bytes,
                            const std::string& refusal) override;
+  std::optional<std::int64_t> expected_bytes(const Call& call, bool symmetric,
+                                             bool in_place) const override;
   std::unique_ptr<Transport> split(const Call& call, const std::vector<int>& members,
                                    const std::string& name) override;
   void abort(const std::string& reason) noexcept override { member_->abort(reason); }

@@ -34,6 +34,8 @@ class HierarchicalTransport final : public GlooTransport {
   std::int64_t broadcast(const Call& call, void* data) override;
   SymmetricMemory allocate(const Call& call, std::size_t bytes,
                            const std::string& refusal) override;
+  std::optional<std::int64_t> expected_bytes(const Call& call, bool symmetric,
+                                             bool in_place) const override;
   std::unique_ptr<Transport> split(const Call& call, const std::vector<int>& members,
                                    const std::string& name) override;
   void leave() noexcept override;
@@ -42,6 +44,8 @@ class HierarchicalTransport final : public GlooTransport {
   // Runs `step` of the host's own group, whose errors are the whole group's.
   template <typename Step>
   auto locally(Step step);
+  // What exchange_slice() will return.
+  std::int64_t exchanged_bytes(DType dtype, std::int64_t elements) const;
   Call local_call(const Call& call, std::int64_t elements) const;
   const std::vector<int>& host() const { return tree_.hosts()[static_cast<std::size_t>(host_)]; }
   int local_size() const { return static_cast<int>(host().size()); }

@@ -19,9 +19,14 @@ namespace cohort::comm::shm {
 std::unique_ptr<Transport> make_shm_transport(std::shared_ptr<Link> link, int rank, int size,
                                               const std::string& group, Milliseconds timeout);
 
+// Up to here every rank of an all_reduce reduces everything itself, which spares a step: reading 16
+// KiB of each peer takes about as long as one step of a few microseconds.
+inline constexpr std::int64_t kSmallBytes = std::int64_t{16} << 10;
+
 // Collectives of ranks that share a host's memory. docs/collectives.md describes the algorithms;
 // their parts lie in direct.cpp (tensors in symmetric memory), staged.cpp (others), channel.cpp
-// (point to point) and shm_transport.cpp (agreement, allocation, splitting).
+// (point to point), traffic.cpp (what they will move) and shm_transport.cpp (agreement,
+// allocation, splitting).
 class ShmTransport final : public Transport {
  public:
   explicit ShmTransport(std::shared_ptr<Member> member);
@@ -57,6 +62,8 @@ class ShmTransport final : public Transport {
   bool shares_memory() const override { return true; }
   std::unique_ptr<Transport> split(const Call& call, const std::vector<int>& members,
                                    const std::string& name) override;
+  std::optional<std::int64_t> expected_bytes(const Call& call, bool symmetric,
+                                             bool in_place) const override;
   void abort(const std::string& reason) noexcept override { member_->abort(reason); }
   void abort_text_follows() noexcept override { member_->abort_text_follows(); }
   void leave() noexcept override;

@@ -11,10 +11,6 @@
 namespace cohort::comm::shm {
 namespace {
 
-// Up to here every rank reduces everything itself, which spares a step: reading 16 KiB of each peer
-// takes about as long as one step of a few microseconds.
-constexpr std::int64_t kSmallBytes = std::int64_t{16} << 10;
-
 std::int64_t pieces_of(std::int64_t bytes, std::int64_t piece) {
   return (bytes + piece - 1) / piece;
 }
