@@ -212,7 +212,7 @@ void print_epoch_communication(const Options&, const comm::ProcessGroup& group, 
 void print_plan(const DDP<nn::Sequential>& ddp, const optim::Optimizer& optimizer) {
   std::cout << ddp.plan(&optimizer);
 }
-void print_plan(const FSDP<nn::Sequential>& fsdp, const optim::Optimizer&) {
+void print_plan(FSDP<nn::Sequential>& fsdp, const optim::Optimizer&) {
   std::cout << fsdp.plan();
 }
 

@@ -36,14 +36,15 @@ bool is_agreed(const std::exception_ptr& error) noexcept {
 
 RankAgreement::RankAgreement(std::shared_ptr<comm::ProcessGroup> group) : group_(std::move(group)) {
   const MemoryCategoryScope category(MemoryCategory::communication);
-  mine_ = Tensor::empty({1}, {.dtype = u8});
+  mine_ = Tensor::empty({group_->size()}, {.dtype = u8});
   all_ = Tensor::empty({group_->size()}, {.dtype = u8});
 }
 
 std::vector<std::uint8_t> RankAgreement::exchange(std::uint8_t mine) {
   if (group_->size() == 1) return {mine};
-  *mine_.data<std::uint8_t>() = mine;
-  group_->all_gather(all_, mine_, {.owner = "agreement"}).synchronize();
+  std::fill_n(mine_.data<std::uint8_t>(), group_->size(), mine);
+  // Counted apart from the collectives of parameters and gradients, which plans foretell.
+  group_->all_to_all(all_, mine_, {.owner = "agreement"}).synchronize();
   const auto* codes = all_.data<std::uint8_t>();
   return {codes, codes + group_->size()};
 }
@@ -68,17 +69,19 @@ void RankAgreement::settle(const std::exception_ptr& error, const std::string& d
                     rank);
 }
 
-Tensor RankAgreement::allocate(comm::ProcessGroup& part, std::int64_t bytes) {
+Tensor RankAgreement::allocate(FSDPCollectives& collectives, comm::ProcessGroup& part,
+                               std::int64_t bytes) {
   Tensor memory;
   std::exception_ptr error;
   try {
-    memory = part.allocate({bytes}, {.dtype = u8});
+    memory = collectives.allocate(part, bytes);
   } catch (const OutOfMemory& refused) {
     // All ranks of `part` have raised it.
     if (part.size() == group_->size()) throw AgreedOutOfMemory(refused.what());
     error = std::current_exception();
   }
-  if (part.size() < group_->size()) settle(error, "to gather parameters");
+  const bool alone = collectives.device().type == DeviceType::meta;
+  if (!alone && part.size() < group_->size()) settle(error, "to gather parameters");
   return memory;
 }
 

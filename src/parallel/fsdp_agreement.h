@@ -9,6 +9,7 @@
 #include "cohort/comm/process_group.h"
 #include "cohort/core/error.h"
 #include "cohort/core/tensor.h"
+#include "parallel/fsdp_collectives.h"
 
 namespace cohort::parallel {
 
@@ -35,13 +36,13 @@ class RankAgreement {
   // 'layers.0'").
   void settle(const std::exception_ptr& error, const std::string& doing);
   // Collective over the whole group, although only `part`, which this rank is a member of, shares
-  // the memory: `bytes` from part->allocate(), or AgreedOutOfMemory on all ranks of the group.
-  Tensor allocate(comm::ProcessGroup& part, std::int64_t bytes);
+  // the memory: `bytes` for `part`, or AgreedOutOfMemory on all ranks of the group.
+  Tensor allocate(FSDPCollectives& collectives, comm::ProcessGroup& part, std::int64_t bytes);
 
  private:
   std::shared_ptr<comm::ProcessGroup> group_;
-  Tensor mine_;
-  Tensor all_;
+  Tensor mine_;  // this rank's number, for each rank
+  Tensor all_;   // each rank's number
 };
 
 }  // namespace cohort::parallel

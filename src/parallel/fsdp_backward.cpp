@@ -124,16 +124,17 @@ void FSDPRuntime::reduce(FSDPUnit& unit, FSDPUnit::Flat& flat) {
   if (unit.groups->shard->size() > 1) {
     reduction.row = Tensor::empty({parameter.layout().shard()}, whole.options());
     const bool alone = unit.groups->replicate == nullptr;
-    reduction.works.push_back(unit.groups->shard->reduce_scatter(
-        reduction.row, whole, alone ? comm::ReduceOp::mean : comm::ReduceOp::sum,
-        {.owner = owner}));
+    reduction.works.push_back(collectives_->reduce_scatter(
+        *unit.groups->shard, reduction.row, whole,
+        alone ? comm::ReduceOp::mean : comm::ReduceOp::sum, {.owner = owner}));
     if (!alone) {
-      reduction.works.push_back(unit.groups->replicate->all_reduce(
-          reduction.row, comm::ReduceOp::sum, {.scale = 1.0 / group_->size(), .owner = owner}));
+      reduction.works.push_back(
+          collectives_->all_reduce(*unit.groups->replicate, reduction.row, comm::ReduceOp::sum,
+                                   {.scale = 1.0 / group_->size(), .owner = owner}));
     }
   } else if (unit.groups->replicate != nullptr && unit.groups->replicate->size() > 1) {
-    reduction.works.push_back(
-        unit.groups->replicate->all_reduce(whole, comm::ReduceOp::mean, {.owner = owner}));
+    reduction.works.push_back(collectives_->all_reduce(*unit.groups->replicate, whole,
+                                                       comm::ReduceOp::mean, {.owner = owner}));
     if (!offloads) reduction.works.back().wait();
     reduction.row = offloads ? whole : whole.clone();  // the slot goes to the next unit
   } else {
@@ -147,8 +148,8 @@ void FSDPRuntime::reduce(FSDPUnit& unit, FSDPUnit::Flat& flat) {
 // The reduced row goes to the host, and the device's memory is free once it has been read.
 void FSDPRuntime::offload(Reduction& reduction) {
   const Tensor row = reduction.row;
-  const Tensor host =
-      host_row(row.numel(), reduction.flat->parameter->dtype(), MemoryCategory::gradients);
+  const Tensor host = host_row(row.numel(), reduction.flat->parameter->dtype(),
+                               MemoryCategory::gradients, row.device());
   offloading_.wait(reduction.works.empty() ? Context::current().stream(Device::cpu()).record()
                                            : reduction.works.back().event());
   const StreamScope scope(offloading_);
@@ -156,7 +157,8 @@ void FSDPRuntime::offload(Reduction& reduction) {
   row.storage().record_stream(offloading_);
   reduction.offloaded = offloading_.record();
   reduction.row = host;
-  reduction.source = {};
+  // How early the device's memory is free depends on time; a rehearsal counts all of it.
+  reduction.source = rehearsing() ? row : Tensor();
 }
 
 // Of the gradients that the last reduction was handed.
@@ -169,13 +171,12 @@ Event FSDPRuntime::last_reader() const {
 }
 
 void FSDPRuntime::prefetch_backward(FSDPUnit& unit) {
-  // Backward goes through the calls from the last to the first.
   std::size_t at = cursor_;
-  while (at > 0 && forward_order_[at - 1] != &unit) --at;
+  while (at > 0 && ended_[at - 1] != &unit) --at;
   if (at == 0) return;  // in an order of its own
   cursor_ = at - 1;
   for (std::size_t next = cursor_; next > 0; --next) {
-    FSDPUnit& candidate = *forward_order_[next - 1];
+    FSDPUnit& candidate = *ended_[next - 1];
     if (candidate.state == FSDPUnit::State::gathered) continue;
     if (may_start(candidate)) try_gather(candidate);
     return;
@@ -192,7 +193,8 @@ void FSDPRuntime::exchange_used() {
     for (const bool used : reduction.used) flags[count++] = used ? 1 : 0;
   }
   const Tensor shared = used_flags_.as_strided({count}, {1}, 0);
-  group_->all_reduce(shared, comm::ReduceOp::max, {.owner = "used parameters"}).synchronize();
+  collectives_->all_reduce(*group_, shared, comm::ReduceOp::max, {.owner = "used parameters"})
+      .synchronize();
   const std::uint8_t* agreed = shared.data<std::uint8_t>() + 1;
   for (Reduction& reduction : reductions_) {
     for (std::size_t i = 0; i < reduction.used.size(); ++i) reduction.used[i] = *agreed++ != 0;
@@ -219,6 +221,7 @@ void FSDPRuntime::finish_backward() {
   }
   for (auto& [ranks, groups] : groups_) groups.gradient->trim();
   if (!sync_) fence();
+  end_record();
 }
 
 void FSDPRuntime::fail(const std::exception_ptr& error) {
@@ -230,12 +233,7 @@ void FSDPRuntime::fail(const std::exception_ptr& error) {
   }
   // The others wait for this rank's part of the step.
   const std::string text = str("in backward: ", what_of(error));
-  group_->abort(text);
-  for (const auto& [ranks, groups] : groups_) {
-    for (const auto& group : {groups.shard, groups.replicate}) {
-      if (group && group->size() > 1) group->abort(text);
-    }
-  }
+  for (comm::ProcessGroup* group : all_groups()) collectives_->abort(*group, text);
   for (FSDPUnit& unit : units_) {
     if (accumulating_) {
       for (FSDPUnit::Flat& flat : unit.flats) flat.parameter->abandon_backward();

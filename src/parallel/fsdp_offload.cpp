@@ -26,16 +26,18 @@ std::shared_ptr<Allocator> host_allocator() {
 
 }  // namespace
 
-Tensor host_row(std::int64_t elements, DType dtype, MemoryCategory category) {
+Tensor host_row(std::int64_t elements, DType dtype, MemoryCategory category, Device computes) {
   const std::size_t bytes = static_cast<std::size_t>(elements) * item_size(dtype);
-  const std::shared_ptr<Allocator> allocator = host_allocator();
+  const bool on_meta = computes.type == DeviceType::meta;
   Allocator::Block block;
   std::function<void()> free;
-  if (bytes > 0) {
+  if (bytes > 0 && !on_meta) {
+    const std::shared_ptr<Allocator> allocator = host_allocator();
     block = allocator->allocate(bytes, Context::current().stream(Device::cpu()), category);
     free = [allocator, block] { allocator->free(block, nullptr, 0); };
   }
-  auto storage = make_intrusive<Storage>(block.data, bytes, Device::cpu(), std::move(free));
+  auto storage = make_intrusive<Storage>(block.data, bytes, on_meta ? computes : Device::cpu(),
+                                         std::move(free));
   return Tensor(make_intrusive<TensorImpl>(std::move(storage), dtype, Shape{elements}, Dims{1}, 0));
 }
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
+#include <unordered_map>
 #include <utility>
 
 #include "cohort/autograd/autograd.h"
@@ -42,6 +44,7 @@ FSDPRuntime::~FSDPRuntime() {
 }
 
 void FSDPRuntime::release_parameters() {
+  for (HookHandle& guard : guards_) guard.remove();
   for (FSDPUnit& unit : units_) {
     for (HookHandle& hook : unit.hooks) hook.remove();
     for (FSDPUnit::Flat& flat : unit.flats) {
@@ -197,7 +200,7 @@ void FSDPRuntime::make_slots() {
     const auto& reducing = groups.shard->size() > 1 ? groups.shard : group_;
     groups.gradient = std::make_unique<Slots>(gradients, 1, [this, reducing](std::int64_t bytes) {
       const MemoryCategoryScope category(MemoryCategory::gradients);
-      return agreement_.allocate(*reducing, bytes);
+      return agreement_.allocate(*collectives_, *reducing, bytes);
     });
   }
 }
@@ -215,7 +218,7 @@ int FSDPRuntime::most_full_slots() const {
 // Where the ranks share memory, each writes its part straight into the others'.
 Tensor FSDPRuntime::gather_memory(const FSDPGroups& groups, std::int64_t bytes) {
   const MemoryCategoryScope category(MemoryCategory::parameters);
-  return agreement_.allocate(*groups.shard, bytes);
+  return agreement_.allocate(*collectives_, *groups.shard, bytes);
 }
 
 // One flat buffer for each dtype and trainability that occurs.
@@ -270,6 +273,40 @@ void FSDPRuntime::add_flat(FSDPUnit& unit, std::vector<nn::NamedTensor> paramete
 }
 
 void FSDPRuntime::install_hooks() {
+  install_unit_hooks();
+  install_guards();
+}
+
+// A module that computes with parameters of a unit that is not gathered has been called past that
+// unit's forward.
+void FSDPRuntime::install_guards() {
+  std::unordered_map<const TensorImpl*, FSDPUnit*> home;
+  for (FSDPUnit& unit : units_) {
+    for (FSDPUnit::Flat& flat : unit.flats) {
+      for (const auto& [name, tensor] : flat.parameter->parameters()) home[tensor.impl()] = &unit;
+    }
+  }
+  const std::weak_ptr<FSDPRuntime> weak = weak_from_this();
+  for (const nn::NamedModule& named : module_.named_modules()) {
+    std::set<FSDPUnit*> needed;
+    for (const Tensor& parameter : named.module->parameters(false)) {
+      const auto unit = home.find(parameter.impl());
+      if (unit != home.end()) needed.insert(unit->second);
+    }
+    for (FSDPUnit* unit : needed) {
+      guards_.push_back(named.module->register_forward_pre_hook(
+          [weak, unit, name = named.name](nn::Module&, std::span<Tensor>) {
+            if (weak.expired()) return;
+            check(unit->state == FSDPUnit::State::gathered, "[FSDP] module '", name,
+                  "' computes with parameters of unit '", unit->label(),
+                  "', which are sharded at the moment; call that unit's forward, or another of its "
+                  "methods by invoke(&Module::method, ...)");
+          }));
+    }
+  }
+}
+
+void FSDPRuntime::install_unit_hooks() {
   const std::weak_ptr<FSDPRuntime> weak = weak_from_this();
   for (FSDPUnit& unit : units_) {
     unit.hooks.push_back(unit.module->register_forward_pre_hook(
@@ -292,20 +329,25 @@ void FSDPRuntime::install_hooks() {
   }
 }
 
-void FSDPRuntime::fence() {
-  const bool shared = std::any_of(units_.begin(), units_.end(), [](const FSDPUnit& unit) {
+bool FSDPRuntime::fences() const {
+  return std::any_of(units_.begin(), units_.end(), [](const FSDPUnit& unit) {
     return unit.groups->shard->size() > 1 &&
            std::any_of(unit.flats.begin(), unit.flats.end(),
                        [](const FSDPUnit::Flat& flat) { return flat.parameter->resident(); });
   });
-  if (!shared) return;
+}
+
+void FSDPRuntime::fence() {
+  if (!fences()) return;
   const Stream& compute = Context::current().stream(Device::cpu());
-  group_->barrier({.owner = "shards"}).wait();
+  collectives_->barrier(*group_, {.owner = "shards"}).wait();
   if (!compute.runs_inline()) compute.synchronize();
 }
 
 void FSDPRuntime::begin_forward() {
+  begin_record();
   forward_order_.clear();
+  ended_.clear();
   for (FSDPUnit& unit : units_) {
     for (FSDPUnit::Flat& flat : unit.flats) flat.parameter->refresh();
   }
@@ -315,12 +357,13 @@ void FSDPRuntime::begin_forward() {
 
 void FSDPRuntime::end_forward() {
   last_order_ = forward_order_;
-  cursor_ = forward_order_.size();
+  cursor_ = ended_.size();
   if (Context::current().grad_enabled) return;
   // No backward will follow that would do it.
   for (FSDPUnit& unit : units_) reshard(unit);
   trim_full_slots();
   fence();
+  recording_ = false;  // no step of training
 }
 
 void FSDPRuntime::cast_inputs(const FSDPUnit& unit, std::span<Tensor> inputs) const {
@@ -351,6 +394,7 @@ void FSDPRuntime::after_forward(FSDPUnit& unit, std::span<Tensor> outputs) {
   put_boundary(outputs, [weak = weak_from_this(), &unit, call] {
     if (const auto self = weak.lock()) self->enter_backward(unit, call);
   });
+  ended_.push_back(&unit);
   --unit.running;
   --depth_;
   if (!unit.keeps_after_forward() && unit.running == 0) reshard(unit);
@@ -410,7 +454,8 @@ void FSDPRuntime::start_gather(FSDPUnit& unit) {
   }
   for (FSDPUnit::Flat& flat : unit.flats) {
     if (flat.parameter->resident()) continue;
-    unit.gathers.push_back(flat.parameter->gather(unit.slot.memory, flat.full_offset));
+    unit.gathers.push_back(
+        flat.parameter->gather(*collectives_, unit.slot.memory, flat.full_offset));
   }
 }
 
@@ -441,6 +486,7 @@ void FSDPRuntime::reshard(FSDPUnit& unit) {
 
 void FSDPRuntime::reset() noexcept {
   depth_ = 0;
+  recording_ = false;
   calls_.clear();
   for (FSDPUnit& unit : units_) {
     unit.running = 0;

@@ -153,6 +153,26 @@ TEST(FsdpOffload, TheDeviceHoldsNoParametersAtRestAndTheHostGetsItsMemoryBack) {
   }
 }
 
+// The device's rows are free at moments that depend on time: the plan counts all of them.
+TEST(FsdpOffload, ThePlanOfAStepHolds) {
+  for (const auto strategy : kStrategies) {
+    comm::LocalWorld(4).run([&](const Group& group) {
+      FSDPOptions options = wrapped(strategy);
+      options.cpu_offload.offload_params = true;
+      FSDP fsdp(small_model(), group, options);
+      fsdp.plan(inputs_of(0, 0, 0));
+      loss_of(fsdp(inputs_of(0, group->rank(), 0))).backward();
+      for (const FSDPPlanCheck::Row& row : fsdp.check_plan().rows) {
+        if (row.what.find("rise") == row.what.npos && row.what != "peak") {
+          EXPECT_EQ(row.measured, row.planned) << row.what;
+        } else if (row.what == "rise of gradients" || row.what == "rise of parameters") {
+          EXPECT_LE(row.measured, row.planned) << row.what;
+        }
+      }
+    });
+  }
+}
+
 TEST(FsdpOffload, StatesSummonAndRestore) {
   comm::LocalWorld(2).run([](const Group& group) {
     FSDPOptions options = wrapped();
