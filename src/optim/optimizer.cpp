@@ -95,11 +95,16 @@ void Optimizer::step_all(double grad_scale) {
 }
 
 std::vector<Optimizer::Active> Optimizer::active_slots(std::size_t group) {
+  const bool needs_whole = !element_wise();
   std::vector<Active> active;
   active.reserve(groups_[group].size());
   for (std::size_t i = 0; i < groups_[group].size(); ++i) {
     Slot& slot = groups_[group][i];
     check_state(slot.param, slot.state, group, i);
+    check(!needs_whole || grad_manager(slot.param) != "FSDP", "[step] parameter ", i, " of group ",
+          group,
+          " is sharded by FSDP, but this optimizer's update of an element depends on others; use "
+          "one that is element-wise");
     if (!slot.param.grad().defined() || slot.param.numel() == 0) continue;
     if (!updates(slot.param)) continue;
     active.push_back({&slot, fitting_gradient(slot.param, group, i)});

@@ -346,6 +346,34 @@ TEST(FsdpOptimizer, ThatHasSteppedBeforeWrappingIsRefusedOnEveryRank) {
   }
 }
 
+// Claims to need whole parameters, as one that scales each by its gradient's norm would.
+class NeedsWhole final : public optim::Optimizer {
+ public:
+  explicit NeedsWhole(const std::vector<Tensor>& parameters) { add_group(parameters); }
+  double lr(std::size_t) const override { return 0; }
+  void set_lr(double, std::size_t) override {}
+
+ private:
+  std::vector<std::string> state_names(std::size_t) const override { return {}; }
+  void update(std::size_t, const Range& range, double) override { range.param.detach().zero_(); }
+};
+
+TEST(FsdpOptimizer, ThatIsNotElementWiseIsRefused) {
+  comm::LocalWorld(2).run([](const Group& group) {
+    const auto net = wide_model();
+    FSDP fsdp(net, group, {.auto_wrap_policy = linears()});
+    NeedsWhole optimizer(fsdp.parameters());
+    wide_loss(fsdp, group->rank()).backward();
+    const State before = values_of(fsdp.full_state());
+    EXPECT_THAT(message_of<InvalidArgument>([&] { optimizer.step(); }), HasSubstr("element-wise"));
+    EXPECT_EQ(values_of(fsdp.full_state()), before);
+    fsdp.restore();
+    sum((*net)(Tensor::ones({1, 64}))).backward();
+    optimizer.step();
+    for (const double value : net->parameters()[0].to_vector<double>()) EXPECT_EQ(value, 0);
+  });
+}
+
 TEST(FsdpOptimizer, WithRowsOfAnEarlierWrapperIsRefusedAfterRestore) {
   comm::LocalWorld(2).run([](const Group& group) {
     const auto net = wide_model();

@@ -106,11 +106,12 @@ TEST(FsdpOffload, Row52Clips) {
 TEST(FsdpOffload, NoOrderOfTheStreamsChangesABit) {
   const char* given = std::getenv("COHORT_TEST_SEEDS");
   const int seeds = given != nullptr ? std::atoi(given) : 5;
-  for (const auto strategy :
-       {ShardingStrategy::full_shard, ShardingStrategy::hybrid_shard, ShardingStrategy::no_shard}) {
-    Training run{.world = strategy == ShardingStrategy::full_shard ? 2 : 4,
-                 .fsdp = wrapped(strategy),
-                 .reduced = 2};
+  const std::pair<int, ShardingStrategy> settings[] = {{1, ShardingStrategy::full_shard},
+                                                       {2, ShardingStrategy::full_shard},
+                                                       {4, ShardingStrategy::hybrid_shard},
+                                                       {4, ShardingStrategy::no_shard}};
+  for (const auto& [world, strategy] : settings) {
+    Training run{.world = world, .fsdp = wrapped(strategy), .reduced = 2};
     run.fsdp.forward_prefetch = true;
     const State expected = train(run, false);
     for (int seed = 1; seed <= seeds; ++seed) {

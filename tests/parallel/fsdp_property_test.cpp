@@ -93,6 +93,7 @@ Draw draw_run(std::mt19937& random, int world) {
                                  wrap::any_of({wrap::by_type<Tree>(), wrap::by_size(100)})};
   draw.options = {.sharding_strategy = strategies[up_to(4)],
                   .auto_wrap_policy = policies[up_to(5)],
+                  .cpu_offload = {.offload_params = up_to(4) == 0},
                   .backward_prefetch = static_cast<BackwardPrefetch>(up_to(3)),
                   .forward_prefetch = up_to(2) == 0,
                   .limit_all_gathers = up_to(2) == 0,
@@ -180,7 +181,8 @@ TEST(FsdpProperty, RandomTreesUnderRandomStrategiesTrainAsDdpDoes) {
       train(static_cast<unsigned>(seed), draw, group,
             str("; seed ", seed, ", rank ", group->rank(), " of ", world, ", ",
                 draw.options.sharding_strategy, ", shard size ", draw.options.shard_size,
-                ", zero copy ", draw.options.zero_copy, ", policy ",
+                ", zero copy ", draw.options.zero_copy, ", offload ",
+                draw.options.cpu_offload.offload_params, ", policy ",
                 draw.options.auto_wrap_policy.text, ", micro-batches ", draw.micro_batches,
                 ", two forwards ", draw.two_forwards));
     });
