@@ -507,6 +507,7 @@ void FSDPRuntime::make_whole(FSDPUnit& unit) {
 
 void FSDPRuntime::make_rows(FSDPUnit& unit) {
   reshard(unit);
+  if (unit.root) trim_full_slots();  // the last one
 }
 
 }  // namespace cohort::parallel

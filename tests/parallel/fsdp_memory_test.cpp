@@ -230,6 +230,10 @@ TEST_P(FsdpRelease, Row63MemoryReturnsToRestAndToTheBaseline) {
         wide_loss(fsdp, group->rank());
       }
       EXPECT_EQ(live_total(), rest);
+      fsdp.full_state();
+      EXPECT_EQ(live_total(), rest);
+      fsdp.summon_full_params([] {});
+      EXPECT_EQ(live_total(), rest);
       // Whole, between forward and backward, when the wrapper goes.
       const Tensor loss = wide_loss(fsdp, group->rank());
     }
