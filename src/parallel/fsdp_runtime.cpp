@@ -112,13 +112,14 @@ void FSDPRuntime::make_slots() {
       gradients = std::max(gradients, unit.gradient_bytes);
     }
     groups.full = std::make_unique<Slots>(
-        full, 0, [this, &groups](std::int64_t bytes) { return gather_memory(groups, bytes); });
+        full, 2, 0, [this, &groups](std::int64_t bytes) { return gather_memory(groups, bytes); });
     // What reduces them reads the ranks' gradients where they lie.
     const auto& reducing = groups.shard->size() > 1 ? groups.shard : group_;
-    groups.gradient = std::make_unique<Slots>(gradients, 1, [this, reducing](std::int64_t bytes) {
-      const MemoryCategoryScope category(MemoryCategory::gradients);
-      return collectives_->allocate(*reducing, bytes);
-    });
+    groups.gradient =
+        std::make_unique<Slots>(gradients, 0, 1, [this, reducing](std::int64_t bytes) {
+          const MemoryCategoryScope category(MemoryCategory::gradients);
+          return collectives_->allocate(*reducing, bytes);
+        });
   }
 }
 
@@ -251,6 +252,7 @@ void FSDPRuntime::fence() {
 
 void FSDPRuntime::begin_forward() {
   begin_record();
+  for (auto& [ranks, groups] : groups_) groups.full->forget();  // shards may have changed since
   forward_order_.clear();
   ended_.clear();
   for (FSDPUnit& unit : units_) {
@@ -329,17 +331,23 @@ void FSDPRuntime::start_gather(FSDPUnit& unit) {
   unit.state = FSDPUnit::State::gathering;
   if (unit.full_bytes == 0) return;
   if (unit.root) {
-    unit.slot = {gather_memory(*unit.groups, unit.full_bytes), {}};
+    unit.slot = {gather_memory(*unit.groups, unit.full_bytes), {}, nullptr};
   } else {
-    unit.slot = unit.groups->full->take();
+    unit.slot = unit.groups->full->take(&unit);
   }
+  // What forward gathered last is still there when backward comes.
+  const bool there = std::exchange(unit.slot.tenant, &unit) == &unit;
   std::optional<StreamScope> scope;
-  if (gathering_) {
+  if (gathering_ && !there) {
     gathering_.wait(unit.slot.last_use);
     scope.emplace(gathering_);
   }
   for (FSDPUnit::Flat& flat : unit.flats) {
     if (flat.parameter->resident()) continue;
+    if (there) {
+      flat.parameter->adopt_gathered(unit.slot.memory, flat.full_offset);
+      continue;
+    }
     unit.gathers.push_back(
         flat.parameter->gather(*collectives_, unit.slot.memory, flat.full_offset));
   }
@@ -386,6 +394,7 @@ void FSDPRuntime::reset() noexcept {
 }
 
 void FSDPRuntime::make_whole(FSDPUnit& unit) {
+  unit.groups->full->forget();
   start_gather(unit);
   finish_gather(unit);
 }
