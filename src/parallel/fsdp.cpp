@@ -167,10 +167,27 @@ void convert_buffers(nn::Module& module, DType dtype) {
 }  // namespace
 
 FSDPEngine::FSDPEngine(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
-                       const FSDPOptions& options) {
+                       FSDPOptions options) {
+  start(module, std::move(group), options, nullptr);
+}
+
+FSDPEngine::FSDPEngine(nn::Module& module, const comm::DeviceMesh& mesh, FSDPOptions options) {
+  const auto& dimensions = mesh.dimensions();
+  check(dimensions.size() <= 2, "[FSDP] a mesh of ", dimensions.size(),
+        " dimensions; give its submesh() of one (shards) or two (replicas, shards)");
+  const int shard_size = dimensions.back().size;
+  check(options.shard_size == 0 || options.shard_size == shard_size, "[FSDP] shard_size is ",
+        options.shard_size, ", and dimension '", dimensions.back().name, "' of the mesh has ",
+        shard_size, " ranks");
+  options.shard_size = shard_size;
+  start(module, mesh.group(), options, &mesh);
+}
+
+void FSDPEngine::start(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
+                       const FSDPOptions& options, const comm::DeviceMesh* mesh) {
   check_arguments(module, group.get(), options);
   require_agreement(*group, "[FSDP] models", signature(module, options));
-  runtime_.live = std::make_shared<FSDPRuntime>(module, group, options);
+  runtime_.live = std::make_shared<FSDPRuntime>(module, group, options, mesh);
   if (options.sync_module_states) {
     broadcast_coalesced(*group, module.buffers(), 0, "initial state");
   }
@@ -194,6 +211,18 @@ FSDPEngine::~FSDPEngine() = default;
 
 void FSDPEngine::forward_threw() noexcept {
   if (runtime_.live) runtime_->reset();
+}
+
+void FSDPEngine::unshard() {
+  runtime_->unshard();
+}
+
+void FSDPEngine::reshard() {
+  runtime_->reshard_all();
+}
+
+void FSDPEngine::set_reshard_after_forward(bool on, const std::string& unit, bool recurse) {
+  runtime_->set_reshard_after_forward(on, unit, recurse);
 }
 
 void FSDPEngine::set_sync(bool on) {

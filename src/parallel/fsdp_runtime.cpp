@@ -1,4 +1,4 @@
-// Construction, and forward.
+// Memory, hooks, and forward.
 
 #include "parallel/fsdp_runtime.h"
 
@@ -14,13 +14,13 @@
 #include "cohort/core/error.h"
 #include "cohort/core/logging.h"
 #include "parallel/boundary.h"
-#include "parallel/broadcast.h"
 
 namespace cohort::parallel {
 
 FSDPRuntime::FSDPRuntime(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
-                         const FSDPOptions& options)
+                         const FSDPOptions& options, const comm::DeviceMesh* mesh)
     : module_(module), group_(std::move(group)), options_(options), agreement_(group_) {
+  if (mesh != nullptr && mesh->dimensions().size() == 2) mesh_ = *mesh;
   const std::shared_ptr<Runtime>& runtime = Context::current().runtime();
   const bool offloads = options_.cpu_offload.offload_params;
   if (offloads || !Context::current().stream(Device::cpu()).runs_inline()) {
@@ -56,50 +56,6 @@ void FSDPRuntime::release_parameters() {
   }
 }
 
-// All ranks have failed. The last unit first: each then finds the room that it had before.
-void FSDPRuntime::give_up_construction(MetaInitializer& initializer) noexcept {
-  release_parameters();
-  initializer.undo();
-  try {
-    for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
-      for (; !unit->flats.empty(); unit->flats.pop_back()) {
-        FlatParameter& parameter = *unit->flats.back().parameter;
-        const auto& members = parameter.parameters();
-        if (std::all_of(members.begin(), members.end(), is_on_meta_device)) continue;
-        parameter.give_back(parameter.whole_memory());
-        initializer.undo();  // of those that were there among them
-      }
-    }
-  } catch (const std::exception& error) {
-    logging::warn(str("[FSDP] parameters stay rows after a failed construction: ", error.what()));
-  }
-  units_.clear();
-}
-
-void FSDPRuntime::restore() {
-  check(!in_forward(), "[restore] must not be called inside forward");
-  reset();
-  std::vector<Tensor> wholes;
-  std::exception_ptr error;
-  try {
-    for (const FSDPUnit& unit : units_) {
-      for (const FSDPUnit::Flat& flat : unit.flats) {
-        wholes.push_back(flat.parameter->whole_memory());
-      }
-    }
-  } catch (const OutOfMemory&) {
-    wholes.clear();
-    error = std::current_exception();
-  }
-  agreement_.settle(error, "to restore the parameters");
-  release_parameters();
-  std::size_t next = 0;
-  for (FSDPUnit& unit : units_) {
-    for (FSDPUnit::Flat& flat : unit.flats) flat.parameter->give_back(wholes[next++]);
-    unit.flats.clear();
-  }
-}
-
 int FSDPRuntime::ranks_per_shard(ShardingStrategy strategy) const {
   switch (strategy) {
     case ShardingStrategy::no_shard:
@@ -118,71 +74,18 @@ int FSDPRuntime::ranks_per_shard(ShardingStrategy strategy) const {
 void FSDPRuntime::give_groups(FSDPUnit& unit) {
   const int shard = ranks_per_shard(unit.options.sharding_strategy);
   FSDPGroups& groups = groups_[shard];
-  if (!groups.shard) {
-    const int rank = group_->rank();
-    const bool whole = shard == group_->size();
-    groups.shard = whole ? group_ : group_->split(rank / shard, 0, group_->name() + "/shard");
-    if (shard == 1 && !whole) {
-      groups.replicate = group_;
-    } else if (!whole) {
-      groups.replicate = group_->split(rank % shard, 0, group_->name() + "/replicate");
+  if (!groups.shard && (shard == group_->size() || shard == 1)) {
+    groups.shard = shard == group_->size() ? group_ : group_->split(group_->rank());
+    if (shard != group_->size()) groups.replicate = group_;
+  } else if (!groups.shard) {
+    if (!mesh_) {
+      mesh_.emplace(group_, std::vector<comm::DeviceMesh::Dimension>{
+                                {"replicate", group_->size() / shard}, {"shard", shard}});
     }
+    groups.shard = mesh_->group(mesh_->dimensions()[1].name);
+    groups.replicate = mesh_->group(mesh_->dimensions()[0].name);
   }
   unit.groups = &groups;
-}
-
-void FSDPRuntime::form_units(MetaInitializer& initializer) {
-  std::vector<UnitPlan> plans = cut_into_units(module_, options_);
-  if (options_.auto_wrap_policy.decide && plans.size() == 1 && group_->rank() == 0) {
-    logging::warn(str("[FSDP] the policy ", options_.auto_wrap_policy.text,
-                      " takes no module; the whole model is one unit"));
-  }
-  // In the order in which modules are initialised; a unit comes after all that is in it, and is
-  // shared out before the next module gets memory.
-  std::size_t next = 0;
-  std::exception_ptr error;
-  module_.apply([&](nn::Module& module) {
-    try {
-      if (!error) initializer.initialise(module);
-    } catch (...) {
-      error = std::current_exception();
-    }
-    if (next == plans.size() || plans[next].module != &module) return;
-    if (initializer.active()) agreement_.settle(error, "to initialise parameters");
-    form_unit(std::move(plans[next++]));
-  });
-  make_slots();
-  std::int64_t trained = 0;
-  for (const FSDPUnit& unit : units_) {
-    for (const FSDPUnit::Flat& flat : unit.flats) {
-      if (flat.parameter->trained()) trained += static_cast<std::int64_t>(flat.parameter->size());
-    }
-  }
-  const MemoryCategoryScope category(MemoryCategory::communication);
-  used_flags_ = Tensor::empty({1 + trained}, {.dtype = u8});
-}
-
-void FSDPRuntime::form_unit(UnitPlan plan) {
-  FSDPUnit& unit = units_.emplace_back();
-  unit.module = plan.module;
-  unit.name = plan.name;
-  unit.root = plan.module == &module_;
-  unit.options = options_of_unit(options_, *unit.module, unit.name);
-  give_groups(unit);
-  if (options_.sync_module_states) sync_parameters(plan.parameters);
-  add_flats(unit, std::move(plan.parameters));
-}
-
-// Rank 0's values for all.
-void FSDPRuntime::sync_parameters(const std::vector<nn::NamedTensor>& parameters) const {
-  if (group_->size() == 1) return;
-  for (const auto& [name, tensor] : parameters) {
-    if (tensor.is_contiguous()) {
-      group_->broadcast(tensor.detach(), 0, {.owner = "initial state"}).wait();
-    } else {
-      broadcast_coalesced(*group_, {tensor}, 0, "initial state");
-    }
-  }
 }
 
 void FSDPRuntime::make_slots() {
@@ -194,14 +97,16 @@ void FSDPRuntime::make_slots() {
       if (!unit.root) full = std::max(full, unit.full_bytes);
       gradients = std::max(gradients, unit.gradient_bytes);
     }
-    groups.full = std::make_unique<Slots>(
-        full, 0, [this, &groups](std::int64_t bytes) { return gather_memory(groups, bytes); });
+    groups.full = std::make_unique<Slots>(full, kFullSlots, 0, [this, &groups](std::int64_t bytes) {
+      return gather_memory(groups, bytes);
+    });
     // What reduces them reads the ranks' gradients where they lie.
     const auto& reducing = groups.shard->size() > 1 ? groups.shard : group_;
-    groups.gradient = std::make_unique<Slots>(gradients, 1, [this, reducing](std::int64_t bytes) {
-      const MemoryCategoryScope category(MemoryCategory::gradients);
-      return agreement_.allocate(*collectives_, *reducing, bytes);
-    });
+    groups.gradient =
+        std::make_unique<Slots>(gradients, 0, 1, [this, reducing](std::int64_t bytes) {
+          const MemoryCategoryScope category(MemoryCategory::gradients);
+          return agreement_.allocate(*collectives_, *reducing, bytes);
+        });
   }
 }
 
@@ -344,15 +249,21 @@ void FSDPRuntime::fence() {
   if (!compute.runs_inline()) compute.synchronize();
 }
 
-void FSDPRuntime::begin_forward() {
-  begin_record();
-  forward_order_.clear();
-  ended_.clear();
+// What has been written to shards so far is there when gathers, or the other ranks, read them.
+void FSDPRuntime::prepare_shards() {
+  for (auto& [ranks, groups] : groups_) groups.full->forget();
   for (FSDPUnit& unit : units_) {
     for (FSDPUnit::Flat& flat : unit.flats) flat.parameter->refresh();
   }
   fence();
   if (gathering_) gathering_.wait(Context::current().stream(Device::cpu()).record());
+}
+
+void FSDPRuntime::begin_forward() {
+  begin_record();
+  forward_order_.clear();
+  ended_.clear();
+  prepare_shards();
 }
 
 void FSDPRuntime::end_forward() {
@@ -391,7 +302,11 @@ void FSDPRuntime::after_forward(FSDPUnit& unit, std::span<Tensor> outputs) {
   FSDPCall call = calls_.back();
   calls_.pop_back();
   call.end = Context::current().next_node;
-  put_boundary(outputs, [weak = weak_from_this(), &unit, call] {
+  // The first output that backward comes to is the unit's; each backward anew, for a graph that is
+  // kept.
+  const auto entered = std::make_shared<std::uint64_t>(0);
+  put_boundary(outputs, [weak = weak_from_this(), &unit, call, entered] {
+    if (std::exchange(*entered, current_backward()) == current_backward()) return;
     if (const auto self = weak.lock()) self->enter_backward(unit, call);
   });
   ended_.push_back(&unit);
@@ -422,9 +337,9 @@ bool FSDPRuntime::may_start(const FSDPUnit& unit) const {
 void FSDPRuntime::take_slot(FSDPUnit& unit) {
   try {
     if (unit.root) {
-      unit.slot = {gather_memory(*unit.groups, unit.full_bytes), {}};
+      unit.slot = {gather_memory(*unit.groups, unit.full_bytes), {}, nullptr};
     } else {
-      unit.slot = unit.groups->full->take();
+      unit.slot = unit.groups->full->take(&unit);
     }
   } catch (const AgreedOutOfMemory& error) {
     throw AgreedOutOfMemory(str("[FSDP] no room to gather the ", unit.full_bytes,
@@ -447,13 +362,19 @@ void FSDPRuntime::start_gather(FSDPUnit& unit) {
   if (unit.full_bytes > 0) take_slot(unit);
   unit.state = FSDPUnit::State::gathering;
   if (unit.full_bytes == 0) return;
+  // What forward gathered last is still there when backward comes.
+  const bool there = std::exchange(unit.slot.tenant, &unit) == &unit;
   std::optional<StreamScope> scope;
-  if (gathering_) {
+  if (gathering_ && !there) {
     gathering_.wait(unit.slot.last_use);
     scope.emplace(gathering_);
   }
   for (FSDPUnit::Flat& flat : unit.flats) {
     if (flat.parameter->resident()) continue;
+    if (there) {
+      flat.parameter->adopt_gathered(unit.slot.memory, flat.full_offset);
+      continue;
+    }
     unit.gathers.push_back(
         flat.parameter->gather(*collectives_, unit.slot.memory, flat.full_offset));
   }
@@ -499,8 +420,32 @@ void FSDPRuntime::reset() noexcept {
   trim_full_slots();
 }
 
+void FSDPRuntime::unshard() {
+  check(depth_ == 0 && backward_ == 0, "[unshard] must not be called inside forward or backward");
+  prepare_shards();
+  for (FSDPUnit& unit : units_) start_gather(unit);
+}
+
+void FSDPRuntime::reshard_all() {
+  check(depth_ == 0 && backward_ == 0, "[reshard] must not be called inside forward or backward");
+  for (FSDPUnit& unit : units_) reshard(unit);
+  trim_full_slots();
+}
+
+void FSDPRuntime::set_reshard_after_forward(bool on, const std::string& name, bool recurse) {
+  check(depth_ == 0, "[set_reshard_after_forward] must not be called inside forward");
+  bool found = false;
+  for (FSDPUnit& unit : units_) {
+    found = found || unit.name == name;
+    const bool inside = recurse && (name.empty() || unit.name.starts_with(name + '.'));
+    if (unit.name == name || inside) unit.reshard_after_forward = on;
+  }
+  check(found, "[set_reshard_after_forward] there is no unit '", name, "'");
+}
+
 void FSDPRuntime::make_whole(FSDPUnit& unit) {
   if (gathering_) gathering_.wait(Context::current().stream(Device::cpu()).record());
+  unit.groups->full->forget();
   start_gather(unit);
   finish_gather(unit);
 }

@@ -17,17 +17,22 @@ class Slots {
   struct Slot {
     Tensor memory;  // bytes
     Event last_use;
+    const void* tenant = nullptr;  // who has filled it
   };
 
-  // `make(bytes)` allocates a piece, or throws OutOfMemory on all ranks. At least `spare` pieces
-  // are free before one is used again: its last user has that many turns to finish, unless memory
-  // is short.
-  Slots(std::int64_t bytes, int spare, std::function<Tensor(std::int64_t)> make);
+  // `make(bytes)` allocates a piece, or throws OutOfMemory on all ranks. A piece is used again when
+  // there are `pieces` of them, and more than `spare` are free (its last user has that many turns
+  // to finish), or when none can be made.
+  Slots(std::int64_t bytes, int pieces, int spare, std::function<Tensor(std::int64_t)> make);
 
   std::int64_t bytes() const { return bytes_; }
-  // OutOfMemory, and no change, when no piece is free and none can be made.
-  Slot take();
+  // The piece that `tenant` gave back last, if nobody has taken it since; then slot.tenant is it.
+  // Another one otherwise, with the tenant null. OutOfMemory, and no change, when no piece is free
+  // and none can be made.
+  Slot take(const void* tenant = nullptr);
   void give_back(Slot slot);
+  // What free pieces hold is out of date.
+  void forget();
   // Frees the pieces that nobody has.
   void trim();
   // The greatest number of pieces that were there at once.
@@ -35,6 +40,7 @@ class Slots {
 
  private:
   std::int64_t bytes_;
+  int pieces_;
   std::size_t spare_;
   std::function<Tensor(std::int64_t)> make_;
   std::deque<Slot> free_;  // oldest first

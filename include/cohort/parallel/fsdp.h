@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/comm/device_mesh.h"
 #include "cohort/comm/process_group.h"
 #include "cohort/core/memory.h"
 #include "cohort/nn/module.h"
@@ -42,8 +43,8 @@ void backward_on_meta(const std::vector<Tensor>& outputs);
 // The part of FSDP that does not depend on the module's type.
 class FSDPEngine {
  public:
-  FSDPEngine(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
-             const FSDPOptions& options);
+  FSDPEngine(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group, FSDPOptions options);
+  FSDPEngine(nn::Module& module, const comm::DeviceMesh& mesh, FSDPOptions options);
   ~FSDPEngine();
   FSDPEngine(const FSDPEngine&) = delete;
   FSDPEngine& operator=(const FSDPEngine&) = delete;
@@ -52,6 +53,9 @@ class FSDPEngine {
   void before_forward() const { runtime_.require(); }
   void forward_threw() noexcept;
   void restore();
+  void unshard();
+  void reshard();
+  void set_reshard_after_forward(bool on, const std::string& unit, bool recurse);
   void set_sync(bool on);
   bool sync() const;
   double clip_grad_norm(double max_norm, double norm_type);
@@ -63,6 +67,9 @@ class FSDPEngine {
   FSDPPlanCheck check_plan() const;
 
  private:
+  void start(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
+             const FSDPOptions& options, const comm::DeviceMesh* mesh);
+
   // Null after restore(); its use is InvalidArgument then.
   struct Runtime {
     std::shared_ptr<FSDPRuntime> live;
@@ -101,6 +108,11 @@ class FSDP {
        const FSDPOptions& options = {})
       : module_(require(std::move(module))),
         engine_(std::make_unique<parallel::FSDPEngine>(*module_, std::move(group), options)) {}
+  // Over a mesh of one dimension, or of two: replicas by shards, of which the hybrid strategies
+  // make use. InvalidArgument for others, and for a shard_size that is not the mesh's.
+  FSDP(std::shared_ptr<M> module, const comm::DeviceMesh& mesh, const FSDPOptions& options = {})
+      : module_(require(std::move(module))),
+        engine_(std::make_unique<parallel::FSDPEngine>(*module_, mesh, options)) {}
 
   template <typename... Args>
   auto operator()(Args&&... args) {
@@ -116,6 +128,7 @@ class FSDP {
   // directly it would find rows.
   template <typename Method, typename... Args>
   auto invoke(Method method, Args&&... args) {
+    engine_->before_forward();
     try {
       return module_->invoke(method, std::forward<Args>(args)...);
     } catch (...) {
@@ -131,6 +144,20 @@ class FSDP {
   void train(bool on = true) { module_->train(on); }
   void eval() { module_->eval(); }
 
+  // Collective. Starts to gather all units, ahead of a forward; the optimizer must not step in
+  // between. Needs memory for all of them.
+  void unshard() { engine_->unshard(); }
+  // Drops gathered parameters between a forward and its backward, which gathers them again, and
+  // frees their memory. All ranks do the same. InvalidArgument inside forward or backward.
+  void reshard() { engine_->reshard(); }
+  // From the next forward on, the unit of that name ("" for the root), and with `recurse` those
+  // inside it, drop their parameters after forward (as under full_shard), or keep them until
+  // backward (shard_grad_op). The root always keeps its own. All ranks do the same. InvalidArgument
+  // when there is no such unit.
+  void set_reshard_after_forward(bool on, const std::string& unit = "", bool recurse = true) {
+    engine_->set_reshard_after_forward(on, unit, recurse);
+  }
+
   // Gradient accumulation without communication of gradients: backwards made while the guard lives
   // keep whole gradients on each rank; the next one outside reduces the sum.
   class NoSync {
@@ -138,9 +165,12 @@ class FSDP {
     explicit NoSync(parallel::FSDPEngine& engine) : engine_(&engine), previous_(engine.sync()) {
       engine.set_sync(false);
     }
-    ~NoSync() { engine_->set_sync(previous_); }
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
+    ~NoSync() {
+      if (engine_ != nullptr) engine_->set_sync(previous_);
+    }
+    NoSync(NoSync&& other) noexcept
+        : engine_(std::exchange(other.engine_, nullptr)), previous_(other.previous_) {}
+    NoSync& operator=(NoSync&&) = delete;
 
    private:
     parallel::FSDPEngine* engine_;
