@@ -186,9 +186,14 @@ void FSDPRuntime::prefetch_backward(FSDPUnit& unit) {
 // The ranks' agreement on which parameters were used anywhere; nobody reads the shards after it.
 void FSDPRuntime::exchange_used() {
   if (group_->size() == 1) return;
+  std::int64_t most = 1;  // never empty
+  for (const Reduction& reduction : reductions_) {
+    most += static_cast<std::int64_t>(reduction.used.size());
+  }
+  check<Error>(most <= used_flags_.numel(), "[FSDP] a unit was reduced twice in one backward");
   auto* flags = used_flags_.data<std::uint8_t>();
   std::int64_t count = 0;
-  flags[count++] = 0;  // never empty
+  flags[count++] = 0;
   for (const Reduction& reduction : reductions_) {
     for (const bool used : reduction.used) flags[count++] = used ? 1 : 0;
   }
