@@ -65,19 +65,32 @@ FlatParameter::FlatParameter(std::vector<nn::NamedTensor> parameters,
     Tensor parameter = parameters_[i].tensor;
     shapes_.push_back(parameter.shape());
     const FlatLayout::Range part = local(i);
-    const std::int64_t at = part.size() > 0 ? layout_.offset(i) + part.begin - first : 0;
-    const Tensor row = shard_.as_strided({part.size()}, {1}, shard_.storage_offset() + at);
+    Tensor own = row(i);
     const Tensor whole = parameter.detach().contiguous();
-    Tensor(row).copy_(whole.as_strided({part.size()}, {1}, whole.storage_offset() + part.begin));
+    own.copy_(whole.as_strided({part.size()}, {1}, whole.storage_offset() + part.begin));
     // The parameter keeps its gradient information and becomes the row.
-    Tensor view = row.detach();
-    parameter.impl()->swap_view(*view.impl());
+    parameter.impl()->swap_view(*own.impl());
     stand_ins_.push_back(full_view(i));
   }
 }
 
 Tensor FlatParameter::full_view(std::size_t i) const {
   return full_.as_strided(shapes_[i], contiguous_strides(shapes_[i]), layout_.offset(i));
+}
+
+Tensor FlatParameter::row(std::size_t i) const {
+  const FlatLayout::Range part = local(i);
+  const std::int64_t first = layout_.shard() * group_->rank();
+  const std::int64_t at = part.size() > 0 ? layout_.offset(i) + part.begin - first : 0;
+  return shard_.as_strided({part.size()}, {1}, shard_.storage_offset() + at);
+}
+
+Tensor FlatParameter::shared_whole(std::size_t i) const {
+  return resident_ && config_.compute == shard_.dtype() ? full_view(i) : Tensor();
+}
+
+void FlatParameter::written() {
+  full_.storage().bump_version();
 }
 
 std::int64_t FlatParameter::full_bytes() const {

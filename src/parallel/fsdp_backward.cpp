@@ -22,6 +22,7 @@ void FSDPRuntime::arm() {
 }
 
 void FSDPRuntime::enter_backward(FSDPUnit& unit, const FSDPCall& call) {
+  check(!summoned_, "[FSDP] backward of unit '", unit.label(), "' inside summon_full_params");
   arm();
   if (!unit.in_backward) begin_unit_backward(unit);
   ++unit.open_calls;
@@ -191,13 +192,7 @@ void FSDPRuntime::fail(const std::exception_ptr& error) {
   if (backward_ == 0) return;
   backward_ = 0;
   // The others wait for this rank's part of the step.
-  const std::string text = str("in backward: ", what_of(error));
-  group_->abort(text);
-  for (const auto& [ranks, groups] : groups_) {
-    for (const auto& group : {groups.shard, groups.replicate}) {
-      if (group && group->size() > 1) group->abort(text);
-    }
-  }
+  abort(str("in backward: ", what_of(error)));
   for (FSDPUnit& unit : units_) {
     if (accumulating_) {
       for (FSDPUnit::Flat& flat : unit.flats) flat.parameter->abandon_backward();

@@ -236,6 +236,8 @@ void FSDPRuntime::cast_inputs(const FSDPUnit& unit, std::span<Tensor> inputs) co
 }
 
 void FSDPRuntime::before_forward(FSDPUnit& unit, std::span<Tensor> inputs) {
+  check(!summoned_, "[FSDP] forward of unit '", unit.label(),
+        "' inside summon_full_params; run it outside, or the bare module");
   if (depth_ == 0) begin_forward();
   ++depth_;
   ++unit.running;
@@ -335,6 +337,26 @@ void FSDPRuntime::reset() noexcept {
     }
   }
   trim_full_slots();
+}
+
+void FSDPRuntime::require_rest(const std::string& what) const {
+  check(!in_forward(), "[", what, "] must not be called inside forward");
+  check(!in_backward(), "[", what, "] must not be called inside backward");
+  check(!summoned_, "[", what, "] must not be called inside summon_full_params");
+}
+
+void FSDPRuntime::rest() {
+  for (FSDPUnit& unit : units_) reshard(unit);
+  trim_full_slots();
+}
+
+void FSDPRuntime::abort(const std::string& text) noexcept {
+  group_->abort(text);
+  for (const auto& [ranks, groups] : groups_) {
+    for (const auto& group : {groups.shard, groups.replicate}) {
+      if (group && group->size() > 1) group->abort(text);
+    }
+  }
 }
 
 void FSDPRuntime::make_whole(FSDPUnit& unit) {

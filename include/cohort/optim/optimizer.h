@@ -66,6 +66,9 @@ class Optimizer {
   // step. InvalidArgument for a tensor that is not a parameter of this optimizer.
   std::int64_t step_count(const Tensor& param) const;
   std::vector<NamedState> state(const Tensor& param) const;
+  // Names of the state that `param` has, or will have from its first step on. InvalidArgument as
+  // above.
+  std::vector<std::string> state_names_of(const Tensor& param) const;
   // Sets both, copying the tensors. InvalidArgument when names are missing or unknown.
   void load_state(const Tensor& param, std::int64_t step_count,
                   const std::vector<NamedState>& state);

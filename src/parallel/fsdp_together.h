@@ -1,0 +1,33 @@
+#pragma once
+
+#include <exception>
+#include <string>
+
+#include "parallel/fsdp_runtime.h"
+#include "parallel/what_of.h"
+
+namespace cohort::parallel {
+
+// Runs `step`, in which all ranks call the same collectives: a rank that an exception keeps from
+// its part ends the group, so that none waits for it.
+template <typename Step>
+void run_together(FSDPRuntime& runtime, const std::string& what, Step&& step) {
+  try {
+    step();
+  } catch (...) {
+    const std::string text = "in " + what + ": " + what_of(std::current_exception());
+    if (!runtime.group()->failure()) runtime.abort(text);
+    throw;
+  }
+}
+
+// Whether rank 0 alone brings something to load. Collective.
+bool rank0_alone_brings(comm::ProcessGroup& group, bool something, const std::string& what);
+
+// What a call that must be the same on all ranks is compared by.
+std::string call_text(const std::string& what, bool rank0_only);
+
+// Whether a gather goes to the ranks that share with this one: with rank0_only, those of rank 0.
+bool gathers(FSDPRuntime& runtime, const FlatParameter& flat, bool rank0_only);
+
+}  // namespace cohort::parallel
