@@ -13,6 +13,8 @@
 namespace cohort {
 namespace {
 
+using cohort::plain;
+
 struct PlainOptim {
   struct Parameter {
     PlainTensor part;  // its values unused
@@ -114,7 +116,7 @@ void steps(Model& model, optim::Optimizer& optimizer, const Group& group, int be
 }
 
 // Half of a run over two ranks, saved in every way, and its end.
-struct Run {
+struct SavedRun {
   std::vector<PlainTensor> model;
   std::vector<std::vector<PlainTensor>> model_parts;
   PlainOptim optim;
@@ -122,10 +124,10 @@ struct Run {
   State end;
 };
 
-Run saved_run(Kind kind, const StateLayout& layout) {
+SavedRun saved_run(Kind kind, const StateLayout& layout) {
   OfRanks<std::vector<PlainTensor>> model_parts(layout.world);
   OfRanks<PlainOptim> optim_parts(layout.world);
-  Run run;
+  SavedRun run;
   comm::LocalWorld(layout.world).run([&](const Group& group) {
     FSDP fsdp(state_net(1), group, layout.options());
     const auto optimizer = make_optimizer(kind, fsdp.module());
@@ -157,7 +159,7 @@ INSTANTIATE_TEST_SUITE_P(Optimizer, FsdpOptimState,
                                          Kind::adamw));
 
 TEST_P(FsdpOptimState, TrainingGoesOnBitwiseFromEveryKindOfState) {
-  const Run run = saved_run(GetParam(), {.world = 2});
+  const SavedRun run = saved_run(GetParam(), {.world = 2});
   EXPECT_EQ(plain(assemble_full_optim_state(rebuilt(run.optim_parts))), run.optim);
   enum class Way { whole, of_rank0, own, parts };
   for (const Way way : {Way::whole, Way::of_rank0, Way::own, Way::parts}) {
@@ -190,7 +192,7 @@ TEST_P(FsdpOptimState, TrainingGoesOnBitwiseFromEveryKindOfState) {
 }
 
 TEST_P(FsdpOptimState, TrainingGoesOnBitwiseUnderDdpAndBackAgain) {
-  const Run run = saved_run(GetParam(), {.world = 2});
+  const SavedRun run = saved_run(GetParam(), {.world = 2});
   PlainOptim back;
   std::vector<PlainTensor> model;
   comm::LocalWorld(2).run([&](const Group& group) {
@@ -220,7 +222,7 @@ TEST_P(FsdpOptimState, TrainingGoesOnBitwiseUnderDdpAndBackAgain) {
 
 TEST_P(FsdpOptimState, Row60TheStateIsTheSameInAnyLayout) {
   for (const StateLayout& from : {StateLayout{.world = 3}, state_layouts().back()}) {
-    const Run run = saved_run(GetParam(), from);
+    const SavedRun run = saved_run(GetParam(), from);
     ASSERT_EQ(run.optim.groups.size(), 2u);
     EXPECT_EQ(run.optim.groups[0].second,
               (std::vector<std::string>{"first.weight", "last.weight"}));
@@ -310,7 +312,7 @@ TEST(FsdpOptim, Row60IgnoredParametersAreSavedAndThoseOfOthersLeftAlone) {
 }
 
 TEST(FsdpOptim, AStateFitsZeroRedundancyOptimizer) {
-  const Run run = saved_run(Kind::adam, {.world = 2});
+  const SavedRun run = saved_run(Kind::adam, {.world = 2});
   comm::LocalWorld(2).run([&](const Group& group) {
     const auto net = state_net(2);
     DDP ddp(net, group, {.find_unused_parameters = true});
