@@ -118,16 +118,17 @@ void FSDPRuntime::reduce(FSDPUnit& unit, FSDPUnit::Flat& flat) {
   if (unit.groups->shard->size() > 1) {
     reduction.row = Tensor::empty({parameter.layout().shard()}, whole.options());
     const bool alone = unit.groups->replicate == nullptr;
-    reduction.works.push_back(unit.groups->shard->reduce_scatter(
-        reduction.row, whole, alone ? comm::ReduceOp::mean : comm::ReduceOp::sum,
-        {.owner = owner}));
+    reduction.works.push_back(collectives_->reduce_scatter(
+        *unit.groups->shard, reduction.row, whole,
+        alone ? comm::ReduceOp::mean : comm::ReduceOp::sum, {.owner = owner}));
     if (!alone) {
-      reduction.works.push_back(unit.groups->replicate->all_reduce(
-          reduction.row, comm::ReduceOp::sum, {.scale = 1.0 / group_->size(), .owner = owner}));
+      reduction.works.push_back(
+          collectives_->all_reduce(*unit.groups->replicate, reduction.row, comm::ReduceOp::sum,
+                                   {.scale = 1.0 / group_->size(), .owner = owner}));
     }
   } else if (unit.groups->replicate != nullptr && unit.groups->replicate->size() > 1) {
-    reduction.works.push_back(
-        unit.groups->replicate->all_reduce(whole, comm::ReduceOp::mean, {.owner = owner}));
+    reduction.works.push_back(collectives_->all_reduce(*unit.groups->replicate, whole,
+                                                       comm::ReduceOp::mean, {.owner = owner}));
     reduction.works.back().wait();
     reduction.row = whole.clone();  // the slot goes to the next unit
   } else {
@@ -138,13 +139,12 @@ void FSDPRuntime::reduce(FSDPUnit& unit, FSDPUnit::Flat& flat) {
 }
 
 void FSDPRuntime::prefetch_backward(FSDPUnit& unit) {
-  // Backward goes through the calls from the last to the first.
   std::size_t at = cursor_;
-  while (at > 0 && forward_order_[at - 1] != &unit) --at;
+  while (at > 0 && ended_[at - 1] != &unit) --at;
   if (at == 0) return;  // in an order of its own
   cursor_ = at - 1;
   for (std::size_t next = cursor_; next > 0; --next) {
-    FSDPUnit& candidate = *forward_order_[next - 1];
+    FSDPUnit& candidate = *ended_[next - 1];
     if (candidate.state == FSDPUnit::State::gathered) continue;
     if (may_start(candidate)) start_gather(candidate);
     return;
@@ -159,7 +159,8 @@ void FSDPRuntime::exchange_used() {
     for (const bool used : reduction.used) flags.push_back(used ? 1 : 0);
   }
   const Tensor shared = Tensor::from(flags, {static_cast<std::int64_t>(flags.size())});
-  group_->all_reduce(shared, comm::ReduceOp::max, {.owner = "used parameters"}).synchronize();
+  collectives_->all_reduce(*group_, shared, comm::ReduceOp::max, {.owner = "used parameters"})
+      .synchronize();
   const std::vector<std::uint8_t> agreed = shared.to_vector<std::uint8_t>();
   std::size_t next = 1;
   for (Reduction& reduction : reductions_) {
@@ -186,6 +187,7 @@ void FSDPRuntime::finish_backward() {
   }
   for (auto& [ranks, groups] : groups_) groups.gradient->trim();
   if (!sync_) fence();
+  end_record();
 }
 
 void FSDPRuntime::fail(const std::exception_ptr& error) {

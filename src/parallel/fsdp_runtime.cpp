@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
+#include <unordered_map>
 #include <utility>
 
 #include "cohort/autograd/autograd.h"
@@ -37,6 +39,7 @@ FSDPRuntime::~FSDPRuntime() {
 }
 
 void FSDPRuntime::release_parameters() {
+  for (HookHandle& guard : guards_) guard.remove();
   for (FSDPUnit& unit : units_) {
     for (HookHandle& hook : unit.hooks) hook.remove();
     for (FSDPUnit::Flat& flat : unit.flats) {
@@ -110,9 +113,9 @@ void FSDPRuntime::make_slots() {
         full, 0, [this, &groups](std::int64_t bytes) { return gather_memory(groups, bytes); });
     // What reduces them reads the ranks' gradients where they lie.
     const auto& reducing = groups.shard->size() > 1 ? groups.shard : group_;
-    groups.gradient = std::make_unique<Slots>(gradients, 1, [reducing](std::int64_t bytes) {
+    groups.gradient = std::make_unique<Slots>(gradients, 1, [this, reducing](std::int64_t bytes) {
       const MemoryCategoryScope category(MemoryCategory::gradients);
-      return reducing->allocate({bytes}, {.dtype = u8});
+      return collectives_->allocate(*reducing, bytes);
     });
   }
 }
@@ -130,7 +133,7 @@ int FSDPRuntime::most_full_slots() const {
 // Where the ranks share memory, each writes its part straight into the others'.
 Tensor FSDPRuntime::gather_memory(const FSDPGroups& groups, std::int64_t bytes) const {
   const MemoryCategoryScope category(MemoryCategory::parameters);
-  return groups.shard->allocate({bytes}, {.dtype = u8});
+  return collectives_->allocate(*groups.shard, bytes);
 }
 
 // One flat buffer for each dtype and trainability that occurs.
@@ -173,6 +176,40 @@ void FSDPRuntime::add_flat(FSDPUnit& unit, std::vector<nn::NamedTensor> paramete
 }
 
 void FSDPRuntime::install_hooks() {
+  install_unit_hooks();
+  install_guards();
+}
+
+// A module that computes with parameters of a unit that is not gathered has been called past that
+// unit's forward.
+void FSDPRuntime::install_guards() {
+  std::unordered_map<const TensorImpl*, FSDPUnit*> home;
+  for (FSDPUnit& unit : units_) {
+    for (FSDPUnit::Flat& flat : unit.flats) {
+      for (const auto& [name, tensor] : flat.parameter->parameters()) home[tensor.impl()] = &unit;
+    }
+  }
+  const std::weak_ptr<FSDPRuntime> weak = weak_from_this();
+  for (const nn::NamedModule& named : module_.named_modules()) {
+    std::set<FSDPUnit*> needed;
+    for (const Tensor& parameter : named.module->parameters(false)) {
+      const auto unit = home.find(parameter.impl());
+      if (unit != home.end()) needed.insert(unit->second);
+    }
+    for (FSDPUnit* unit : needed) {
+      guards_.push_back(named.module->register_forward_pre_hook(
+          [weak, unit, name = named.name](nn::Module&, std::span<Tensor>) {
+            if (weak.expired()) return;
+            check(unit->state == FSDPUnit::State::gathered, "[FSDP] module '", name,
+                  "' computes with parameters of unit '", unit->label(),
+                  "', which are sharded at the moment; call that unit's forward, or another of its "
+                  "methods by invoke(&Module::method, ...)");
+          }));
+    }
+  }
+}
+
+void FSDPRuntime::install_unit_hooks() {
   const std::weak_ptr<FSDPRuntime> weak = weak_from_this();
   for (FSDPUnit& unit : units_) {
     unit.hooks.push_back(unit.module->register_forward_pre_hook(
@@ -195,20 +232,25 @@ void FSDPRuntime::install_hooks() {
   }
 }
 
-void FSDPRuntime::fence() {
-  const bool shared = std::any_of(units_.begin(), units_.end(), [](const FSDPUnit& unit) {
+bool FSDPRuntime::fences() const {
+  return std::any_of(units_.begin(), units_.end(), [](const FSDPUnit& unit) {
     return unit.groups->shard->size() > 1 &&
            std::any_of(unit.flats.begin(), unit.flats.end(),
                        [](const FSDPUnit::Flat& flat) { return flat.parameter->resident(); });
   });
-  if (!shared) return;
+}
+
+void FSDPRuntime::fence() {
+  if (!fences()) return;
   const Stream& compute = Context::current().stream(Device::cpu());
-  group_->barrier({.owner = "shards"}).wait();
+  collectives_->barrier(*group_, {.owner = "shards"}).wait();
   if (!compute.runs_inline()) compute.synchronize();
 }
 
 void FSDPRuntime::begin_forward() {
+  begin_record();
   forward_order_.clear();
+  ended_.clear();
   for (FSDPUnit& unit : units_) {
     for (FSDPUnit::Flat& flat : unit.flats) flat.parameter->refresh();
   }
@@ -218,12 +260,13 @@ void FSDPRuntime::begin_forward() {
 
 void FSDPRuntime::end_forward() {
   last_order_ = forward_order_;
-  cursor_ = forward_order_.size();
+  cursor_ = ended_.size();
   if (Context::current().grad_enabled) return;
   // No backward will follow that would do it.
   for (FSDPUnit& unit : units_) reshard(unit);
   trim_full_slots();
   fence();
+  recording_ = false;  // no step of training
 }
 
 void FSDPRuntime::cast_inputs(const FSDPUnit& unit, std::span<Tensor> inputs) const {
@@ -237,7 +280,7 @@ void FSDPRuntime::cast_inputs(const FSDPUnit& unit, std::span<Tensor> inputs) co
 
 void FSDPRuntime::before_forward(FSDPUnit& unit, std::span<Tensor> inputs) {
   check(!summoned_, "[FSDP] forward of unit '", unit.label(),
-        "' inside summon_full_params; run it outside, or the bare module");
+        "' inside summon_full_params; run it outside");
   if (depth_ == 0) begin_forward();
   ++depth_;
   ++unit.running;
@@ -256,6 +299,7 @@ void FSDPRuntime::after_forward(FSDPUnit& unit, std::span<Tensor> outputs) {
   put_boundary(outputs, [weak = weak_from_this(), &unit, call] {
     if (const auto self = weak.lock()) self->enter_backward(unit, call);
   });
+  ended_.push_back(&unit);
   --unit.running;
   --depth_;
   if (!unit.keeps_after_forward() && unit.running == 0) reshard(unit);
@@ -296,7 +340,8 @@ void FSDPRuntime::start_gather(FSDPUnit& unit) {
   }
   for (FSDPUnit::Flat& flat : unit.flats) {
     if (flat.parameter->resident()) continue;
-    unit.gathers.push_back(flat.parameter->gather(unit.slot.memory, flat.full_offset));
+    unit.gathers.push_back(
+        flat.parameter->gather(*collectives_, unit.slot.memory, flat.full_offset));
   }
 }
 
@@ -327,6 +372,7 @@ void FSDPRuntime::reshard(FSDPUnit& unit) {
 
 void FSDPRuntime::reset() noexcept {
   depth_ = 0;
+  recording_ = false;
   calls_.clear();
   for (FSDPUnit& unit : units_) {
     unit.running = 0;
@@ -342,6 +388,7 @@ void FSDPRuntime::reset() noexcept {
 void FSDPRuntime::require_rest(const std::string& what) const {
   check(!in_forward(), "[", what, "] must not be called inside forward");
   check(!in_backward(), "[", what, "] must not be called inside backward");
+  check(!rehearsing(), "[", what, "] must not be called inside plan");
   check(!summoned_, "[", what, "] must not be called inside summon_full_params");
 }
 
@@ -351,21 +398,7 @@ void FSDPRuntime::rest() {
 }
 
 void FSDPRuntime::abort(const std::string& text) noexcept {
-  group_->abort(text);
-  for (const auto& [ranks, groups] : groups_) {
-    for (const auto& group : {groups.shard, groups.replicate}) {
-      if (group && group->size() > 1) group->abort(text);
-    }
-  }
-}
-
-void FSDPRuntime::make_whole(FSDPUnit& unit) {
-  start_gather(unit);
-  finish_gather(unit);
-}
-
-void FSDPRuntime::make_rows(FSDPUnit& unit) {
-  reshard(unit);
+  for (comm::ProcessGroup* group : all_groups()) collectives_->abort(*group, text);
 }
 
 }  // namespace cohort::parallel

@@ -90,7 +90,7 @@ void FSDPEngine::for_each_full_tensor(
         if (wanted) give(name, shared.clone().to(Device::cpu()));
       } else if (gathers(*runtime_, *place.flat, rank0_only)) {
         const Tensor whole =
-            gather_whole(*place.flat, place.index, place.flat->row(place.index), !rank0_only);
+            gather_whole(*place.flat, place.index, place.flat->row_view(place.index), !rank0_only);
         if (wanted) give(name, whole);
       }
     }
@@ -122,7 +122,7 @@ ShardedState FSDPEngine::sharded_state() const {
   for (const auto& [name, tensor] : runtime_->module().named_state()) {
     const StatePlace place = places.of(tensor);
     state.push_back({name, place.shape, place.part.begin, place.part.end, place.replica,
-                     place.flat ? place.flat->row(place.index) : tensor.detach()});
+                     place.flat ? place.flat->row_view(place.index) : tensor.detach()});
   }
   return state;
 }

@@ -37,7 +37,7 @@ std::vector<Summoned> gather_copies(FSDPRuntime& runtime, bool rank0_only) {
           if (whole.defined()) {
             if (wanted) whole = whole.clone();
           } else if (gathers(runtime, parameter, rank0_only)) {
-            whole = gather_whole(parameter, i, parameter.row(i), !rank0_only);
+            whole = gather_whole(parameter, i, parameter.row_view(i), !rank0_only);
           }
           if (wanted) copies.push_back({&parameter, i, whole});
         }
@@ -60,7 +60,7 @@ void write_back(FSDPRuntime& runtime, const std::vector<Summoned>& copies) {
     const FlatLayout::Range part = copy.flat->local(copy.index);
     if (part.size() == 0) continue;
     const Tensor whole = copy.whole.contiguous();
-    copy.flat->row(copy.index)
+    copy.flat->row_view(copy.index)
         .copy_(whole.as_strided({part.size()}, {1}, whole.storage_offset() + part.begin));
   }
   // Ranks that have the same part have to have the same values.

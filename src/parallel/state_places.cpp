@@ -31,7 +31,7 @@ std::vector<StateTarget> state_targets(const nn::Module& module, const StatePlac
   for (const auto& [name, tensor] : module.named_state()) {
     const StatePlace place = places.of(tensor);
     targets.push_back({name, place.shape, place.part,
-                       place.flat ? place.flat->row(place.index) : tensor.detach()});
+                       place.flat ? place.flat->row_view(place.index) : tensor.detach()});
   }
   return targets;
 }

@@ -4,8 +4,11 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -19,6 +22,23 @@ namespace cohort {
 namespace parallel {
 
 class FSDPRuntime;
+
+// A copy with tensors of the same shapes and dtypes on the meta device.
+template <typename T>
+T on_meta(const T& value) {
+  T copy = value;
+  nn::visit_tensors(
+      [](Tensor& tensor) {
+        if (!tensor.defined()) return;
+        tensor =
+            Tensor::empty(tensor.shape(), {tensor.dtype(), Device::meta(), tensor.requires_grad()});
+      },
+      copy);
+  return copy;
+}
+
+// backward() from those that take part in a graph, each with a gradient of its own size.
+void backward_on_meta(const std::vector<Tensor>& outputs);
 
 // The part of FSDP that does not depend on the module's type.
 class FSDPEngine {
@@ -44,10 +64,13 @@ class FSDPEngine {
   OptimState sharded_optim_state(const optim::Optimizer& optimizer) const;
   void load_full_optim_state(optim::Optimizer& optimizer, const OptimState& state);
   void load_sharded_optim_state(optim::Optimizer& optimizer, std::span<const OptimState> states);
-  FSDPPlan plan() const;
+  const FSDPPlan& plan();
+  const FSDPPlan& plan(const std::function<void()>& step);
+  FSDPPlanCheck check_plan() const;
 
  private:
   std::shared_ptr<FSDPRuntime> runtime_;
+  std::optional<FSDPPlan> planned_;
 };
 
 }  // namespace parallel
@@ -82,6 +105,17 @@ class FSDP {
   auto operator()(Args&&... args) {
     try {
       return (*module_)(std::forward<Args>(args)...);
+    } catch (...) {
+      engine_->forward_threw();
+      throw;
+    }
+  }
+  // Another method of the module as if it were forward: fsdp.invoke(&Net::encode, x). Called
+  // directly it would find rows.
+  template <typename Method, typename... Args>
+  auto invoke(Method method, Args&&... args) {
+    try {
+      return module_->invoke(method, std::forward<Args>(args)...);
     } catch (...) {
       engine_->forward_threw();
       throw;
@@ -183,8 +217,30 @@ class FSDP {
     load_sharded_optim_state(optimizer, std::span(&own, 1));
   }
 
-  // Units, layouts, collectives and bytes of a step.
-  FSDPPlan plan() const { return engine_->plan(); }
+  // Units, layouts, collectives and bytes of a step (fsdp_plan.h): from the layouts alone, without
+  // activations.
+  const FSDPPlan& plan() { return engine_->plan(); }
+  // The same from a step that is run on the meta device, activations included: the module on
+  // tensors like these, and backward from all of its outputs. Nothing is communicated, computed or
+  // changed; a module that looks at values (item()) cannot be planned so.
+  template <typename... Inputs>
+  requires(sizeof...(Inputs) > 0 &&
+           !std::is_invocable_v<std::tuple_element_t<0, std::tuple<Inputs..., int>>>)
+      const FSDPPlan& plan(const Inputs&... example_inputs) {
+    return engine_->plan([&] {
+      std::tuple<Inputs...> inputs(parallel::on_meta(example_inputs)...);
+      auto outputs = std::apply([&](auto&... values) { return (*this)(values...); }, inputs);
+      parallel::backward_on_meta(nn::collect_tensors(outputs));
+    });
+  }
+  // The same with a step of your own: it calls this FSDP on meta tensors and returns the loss.
+  const FSDPPlan& plan(const std::function<Tensor()>& step) {
+    return engine_->plan([&] { step().backward(); });
+  }
+  // Compares the last plan with the counters of the first step (a forward and a synchronising
+  // backward) that ran after it, with gradients that were cleared before. The peak counters of the
+  // allocator began anew with that step. InvalidArgument without a plan, or a step.
+  FSDPPlanCheck check_plan() const { return engine_->check_plan(); }
 
  private:
   static std::shared_ptr<M> require(std::shared_ptr<M> module) {
