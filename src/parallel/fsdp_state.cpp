@@ -131,12 +131,7 @@ void FSDPEngine::load_full_state(const std::vector<nn::NamedTensor>& state) {
   const std::string what = "load_full_state";
   runtime_->require_rest(what);
   const NoGrad no_grad;
-  StatePieces pieces;
-  for (const auto& [name, tensor] : state) {
-    // An undefined tensor is found to be misshapen.
-    const Shape shape = tensor.defined() ? tensor.shape() : Shape{0};
-    pieces.add({name, shape, 0, shape.product(), 0, tensor}, 0);
-  }
+  const StatePieces pieces(state);
   load(*runtime_, what, pieces, rank0_alone_brings(*runtime_->group(), !state.empty(), what));
 }
 
@@ -144,11 +139,7 @@ void FSDPEngine::load_sharded_state(std::span<const ShardedState> states) {
   const std::string what = "load_sharded_state";
   runtime_->require_rest(what);
   const NoGrad no_grad;
-  StatePieces pieces;
-  for (std::size_t source = 0; source < states.size(); ++source) {
-    for (const ShardedTensor& piece : states[source]) pieces.add(piece, static_cast<int>(source));
-  }
-  load(*runtime_, what, pieces, false);
+  load(*runtime_, what, StatePieces(states), false);
 }
 
 }  // namespace cohort::parallel

@@ -13,25 +13,11 @@ namespace cohort {
 using parallel::StatePieces;
 using parallel::StateTarget;
 
-namespace {
-
-void fill_all(const char* what, const StatePieces& pieces,
-              const std::vector<StateTarget>& targets) {
-  const std::string wrong = pieces.problems(targets);
-  check(wrong.empty(), "[", what, "] the state does not fit", wrong);
-  for (const StateTarget& target : targets) pieces.fill(target);
-}
-
-}  // namespace
-
 std::vector<nn::NamedTensor> assemble_full_state(std::span<const ShardedState> states) {
   const NoGrad no_grad;
-  StatePieces pieces;
-  for (std::size_t source = 0; source < states.size(); ++source) {
-    for (const ShardedTensor& piece : states[source]) pieces.add(piece, static_cast<int>(source));
-  }
   std::vector<nn::NamedTensor> result;
-  for (const StateTarget& target : parallel::fill_whole("assemble_full_state", pieces)) {
+  for (const StateTarget& target :
+       parallel::fill_whole("assemble_full_state", StatePieces(states))) {
     result.push_back({target.name, target.tensor});
   }
   return result;
@@ -39,15 +25,17 @@ std::vector<nn::NamedTensor> assemble_full_state(std::span<const ShardedState> s
 
 void load_full_state(nn::Module& module, const std::vector<nn::NamedTensor>& state) {
   const NoGrad no_grad;
-  StatePieces pieces;
-  for (const auto& [name, tensor] : state) {
-    check(tensor.defined(), "[load_full_state] '", name, "' is undefined");
-    pieces.add({name, tensor.shape(), 0, tensor.numel(), 0, tensor}, 0);
-  }
-  fill_all("load_full_state", pieces, parallel::state_targets(module, {}));
+  const StatePieces pieces(state);
+  const std::vector<StateTarget> targets = parallel::state_targets(module, {});
+  const std::string wrong = pieces.problems(targets);
+  check(wrong.empty(), "[load_full_state] the state does not fit", wrong);
+  for (const StateTarget& target : targets) pieces.fill(target);
 }
 
 OptimState full_optim_state(const nn::Module& module, const optim::Optimizer& optimizer) {
+  check<NotSupported>(optimizer.has_all_state(),
+                      "[full_optim_state] this rank has the state of a part of the parameters "
+                      "alone; use ZeroRedundancyOptimizer::consolidated_state()");
   const NoGrad no_grad;
   const MemoryCategoryScope category(MemoryCategory::other);
   OptimState state =

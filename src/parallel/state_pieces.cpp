@@ -25,6 +25,19 @@ bool same_memory(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
+StatePieces::StatePieces(const std::vector<nn::NamedTensor>& state) {
+  for (const auto& [name, tensor] : state) {
+    const Shape shape = tensor.defined() ? tensor.shape() : Shape{1};  // found to be undefined
+    add({name, shape, 0, shape.product(), 0, tensor}, 0);
+  }
+}
+
+StatePieces::StatePieces(std::span<const ShardedState> states) {
+  for (std::size_t source = 0; source < states.size(); ++source) {
+    for (const ShardedTensor& piece : states[source]) add(piece, static_cast<int>(source));
+  }
+}
+
 void StatePieces::add(const ShardedTensor& piece, int source) {
   const auto [found, fresh] = pieces_.try_emplace(piece.name);
   if (fresh) names_.push_back(piece.name);
@@ -52,6 +65,7 @@ std::string StatePieces::problems_of(const Named& named, const StateTarget& targ
   std::int64_t covered = target.part.begin;  // as far as from the target's begin on
   for (const Piece& piece : named.pieces) {
     const ShardedTensor& part = piece.part;
+    if (!part.tensor.defined() && part.begin != part.end) return quoted + "is undefined";
     if (part.shape != target.shape) {
       return str(quoted, "has shape ", part.shape, " instead of ", target.shape);
     }

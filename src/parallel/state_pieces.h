@@ -1,5 +1,6 @@
 #pragma once
 
+#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -22,6 +23,9 @@ struct StateTarget {
 // Parts of named tensors, however they were cut, to fill targets from that are cut otherwise.
 class StatePieces {
  public:
+  StatePieces() = default;
+  explicit StatePieces(const std::vector<nn::NamedTensor>& state);
+  explicit StatePieces(std::span<const ShardedState> states);
   // `source` tells the pieces of one state from those of another: within one, nothing may be there
   // twice; over several, equal parts are replicas, of which the first counts.
   void add(const ShardedTensor& piece, int source);

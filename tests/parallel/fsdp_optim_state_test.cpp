@@ -231,19 +231,18 @@ TEST_P(FsdpOptimState, Row60TheStateIsTheSameInAnyLayout) {
       EXPECT_EQ(entry.steps, entry.part.name == "spare" ? 0 : 3) << "spare is never used";
     }
     for (const StateLayout& to : state_layouts()) {
-      for (const bool parts : {true, false}) {
-        comm::LocalWorld(to.world).run([&](const Group& group) {
-          FSDP fsdp(state_net(2), group, to.options());
-          const auto optimizer = make_optimizer(GetParam(), fsdp.module());
-          if (parts) {
-            fsdp.load_sharded_optim_state(*optimizer, rebuilt(run.optim_parts));
-          } else {
-            fsdp.load_full_optim_state(*optimizer,
-                                       group->rank() == 0 ? rebuilt(run.optim) : OptimState());
-          }
-          EXPECT_EQ(plain(fsdp.full_optim_state(*optimizer)), run.optim) << from << " into " << to;
-        });
-      }
+      const bool parts = (from.world + to.world) % 2 == 0;
+      comm::LocalWorld(to.world).run([&](const Group& group) {
+        FSDP fsdp(state_net(2), group, to.options());
+        const auto optimizer = make_optimizer(GetParam(), fsdp.module());
+        if (parts) {
+          fsdp.load_sharded_optim_state(*optimizer, rebuilt(run.optim_parts));
+        } else {
+          fsdp.load_full_optim_state(*optimizer,
+                                     group->rank() == 0 ? rebuilt(run.optim) : OptimState());
+        }
+        EXPECT_EQ(plain(fsdp.full_optim_state(*optimizer)), run.optim) << from << " into " << to;
+      });
     }
   }
 }
@@ -311,7 +310,7 @@ TEST(FsdpOptim, Row60IgnoredParametersAreSavedAndThoseOfOthersLeftAlone) {
   });
 }
 
-TEST(FsdpOptim, AStateFitsZeroRedundancyOptimizer) {
+TEST(FsdpOptim, AStateLoadsIntoZeroRedundancyOptimizer) {
   const SavedRun run = saved_run(Kind::adam, {.world = 2});
   comm::LocalWorld(2).run([&](const Group& group) {
     const auto net = state_net(2);
@@ -323,6 +322,7 @@ TEST(FsdpOptim, AStateFitsZeroRedundancyOptimizer) {
         optim::AdamOptions{.lr = 0.01});
     load_full_state(*net, named(run.model));
     load_full_optim_state(*net, zero, rebuilt(run.optim));
+    EXPECT_THROW(full_optim_state(*net, zero), NotSupported) << "a part of it";
     steps(ddp, zero, group, 3, 6);
     EXPECT_EQ(values_of(net->named_state()), run.end);
   });
