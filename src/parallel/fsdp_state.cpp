@@ -61,18 +61,17 @@ void load(FSDPRuntime& runtime, const std::string& what, const StatePieces& piec
   }
 }
 
-}  // namespace
-
-void FSDPEngine::for_each_full_tensor(
-    const std::function<void(const std::string&, const Tensor&)>& fn, bool rank0_only) {
-  const std::string what = "for_each_full_tensor";
-  runtime_->require_rest(what);
-  comm::ProcessGroup& group = *runtime_->group();
-  require_agreement(group, "[full_state] calls", {call_text(what, rank0_only)});
+// Gives `fn` the tensors of the state, whole, one after the other.
+void stream_full(FSDPRuntime& runtime, const std::string& what,
+                 const std::function<void(const std::string&, const Tensor&)>& fn,
+                 bool rank0_only) {
+  runtime.require_rest(what);
+  comm::ProcessGroup& group = *runtime.group();
+  require_agreement(group, "[" + what + "] calls", {call_text(what, rank0_only)});
   const NoGrad no_grad;
   const MemoryCategoryScope category(MemoryCategory::other);
   const bool wanted = !rank0_only || group.rank() == 0;
-  const StatePlaces places(*runtime_);
+  const StatePlaces places(runtime);
   std::exception_ptr thrown;
   const auto give = [&](const std::string& name, const Tensor& whole) {
     try {
@@ -81,20 +80,20 @@ void FSDPEngine::for_each_full_tensor(
       thrown = std::current_exception();  // the others still need this rank's part
     }
   };
-  run_together(*runtime_, what, [&] {
-    runtime_->fence();
-    for (const auto& [name, tensor] : runtime_->module().named_state()) {
+  run_together(runtime, what, [&] {
+    runtime.fence();
+    for (const auto& [name, tensor] : runtime.module().named_state()) {
       const StatePlace place = places.of(tensor);
       const Tensor shared = place.flat ? place.flat->shared_whole(place.index) : tensor.detach();
       if (shared.defined()) {
         if (wanted) give(name, shared.clone().to(Device::cpu()));
-      } else if (gathers(*runtime_, *place.flat, rank0_only)) {
+      } else if (gathers(runtime, *place.flat, rank0_only)) {
         const Tensor whole =
             gather_whole(*place.flat, place.index, place.flat->row_view(place.index), !rank0_only);
         if (wanted) give(name, whole);
       }
     }
-    runtime_->fence();
+    runtime.fence();
   });
   const auto failure = first_failure(group, thrown ? what_of(thrown) : std::string());
   if (thrown) std::rethrow_exception(thrown);
@@ -102,6 +101,13 @@ void FSDPEngine::for_each_full_tensor(
   throw RemoteError(str("[", what, "] rank ", failure->first, " failed: ", failure->second,
                         " (seen on rank ", group.rank(), ", group ", group.name(), ")"),
                     failure->first);
+}
+
+}  // namespace
+
+void FSDPEngine::for_each_full_tensor(
+    const std::function<void(const std::string&, const Tensor&)>& fn, bool rank0_only) {
+  stream_full(*runtime_, "for_each_full_tensor", fn, rank0_only);
 }
 
 std::vector<nn::NamedTensor> FSDPEngine::full_state(bool rank0_only) {

@@ -391,6 +391,22 @@ TEST(FsdpStateErrors, ACallOfOneRankAloneEndsByTheDeadlineAndUnequalCallsAtOnce)
   });
 }
 
+TEST(FsdpStateErrors, ARankWithoutMemoryForTheStateEndsItForAll) {
+  for (const bool zero_copy : {true, false}) {
+    comm::LocalWorld(2).run([&](const Group& group) {
+      FSDP fsdp(models::make_mlp("64-256-64"), group, {.zero_copy = zero_copy});
+      if (group->rank() == 0) {
+        const auto& allocator = Context::current().runtime()->allocator(Device::cpu());
+        allocator->set_limit(allocator->stats().live_total + 16 * 1024);
+        EXPECT_THROW(fsdp.full_state(/*rank0_only=*/true), OutOfMemory);
+      } else {
+        const std::string text = message_of<PeerError>([&] { fsdp.full_state(true); });
+        EXPECT_NE(text.find("in full_state: [allocate]"), std::string::npos) << text;
+      }
+    });
+  }
+}
+
 TEST(FsdpStateErrors, AnExceptionOfTheReceiverReachesAllRanksAndHarmsNothing) {
   for (const bool zero_copy : {true, false}) {
     comm::LocalWorld(2).run([&](const Group& group) {
