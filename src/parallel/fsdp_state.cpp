@@ -112,11 +112,10 @@ void FSDPEngine::for_each_full_tensor(
 
 std::vector<nn::NamedTensor> FSDPEngine::full_state(bool rank0_only) {
   std::vector<nn::NamedTensor> state;
-  for_each_full_tensor(
-      [&](const std::string& name, const Tensor& tensor) {
-        state.push_back({name, tensor});
-      },
-      rank0_only);
+  const auto keep = [&](const std::string& name, const Tensor& tensor) {
+    state.push_back({name, tensor});
+  };
+  stream_full(*runtime_, "full_state", keep, rank0_only);
   return state;
 }
 
