@@ -212,9 +212,11 @@ TEST(FsdpState, ALoadAfterAForwardIsSeenAndItsBackwardIsAnError) {
   for (const bool zero_copy : {true, false}) {
     for (const auto strategy : {ShardingStrategy::full_shard, ShardingStrategy::shard_grad_op}) {
       comm::LocalWorld(2).run([&](const Group& group) {
-        FSDP fsdp(
-            state_net(1), group,
-            {.sharding_strategy = strategy, .auto_wrap_policy = linears(), .zero_copy = zero_copy});
+        FSDP fsdp(state_net(1), group,
+                  {.sharding_strategy = strategy,
+                   .auto_wrap_policy = linears(),
+                   .backward_prefetch = BackwardPrefetch::none,
+                   .zero_copy = zero_copy});
         const Tensor x = inputs_of(0, 0, 0);
         const Tensor loss = loss_of(fsdp(x));
         auto state = fsdp.full_state();
