@@ -18,8 +18,9 @@
 namespace cohort::parallel {
 
 FSDPRuntime::FSDPRuntime(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
-                         const FSDPOptions& options)
+                         const FSDPOptions& options, const comm::DeviceMesh* mesh)
     : module_(module), group_(std::move(group)), options_(options) {
+  if (mesh != nullptr && mesh->dimensions().size() == 2) mesh_ = *mesh;
   try {
     form_units();
   } catch (...) {
@@ -69,15 +70,16 @@ int FSDPRuntime::ranks_per_shard(ShardingStrategy strategy) const {
 void FSDPRuntime::give_groups(FSDPUnit& unit) {
   const int shard = ranks_per_shard(unit.options.sharding_strategy);
   FSDPGroups& groups = groups_[shard];
-  if (!groups.shard) {
-    const int rank = group_->rank();
-    const bool whole = shard == group_->size();
-    groups.shard = whole ? group_ : group_->split(rank / shard, 0, group_->name() + "/shard");
-    if (shard == 1 && !whole) {
-      groups.replicate = group_;
-    } else if (!whole) {
-      groups.replicate = group_->split(rank % shard, 0, group_->name() + "/replicate");
+  if (!groups.shard && (shard == group_->size() || shard == 1)) {
+    groups.shard = shard == group_->size() ? group_ : group_->split(group_->rank());
+    if (shard != group_->size()) groups.replicate = group_;
+  } else if (!groups.shard) {
+    if (!mesh_) {
+      mesh_.emplace(group_, std::vector<comm::DeviceMesh::Dimension>{
+                                {"replicate", group_->size() / shard}, {"shard", shard}});
     }
+    groups.shard = mesh_->group(mesh_->dimensions()[1].name);
+    groups.replicate = mesh_->group(mesh_->dimensions()[0].name);
   }
   unit.groups = &groups;
 }
