@@ -74,7 +74,7 @@ void gather_state(FSDPRuntime& runtime, const optim::Optimizer& optimizer,
   for (std::size_t k = 0; k < names.size(); ++k) {
     if (place.flat == nullptr) {
       if (wanted) into.push_back({names[k], own[k].tensor.clone().to(Device::cpu())});
-    } else if (gathers(runtime, *place.flat, rank0_only)) {
+    } else if (gathers(place, rank0_only)) {
       const Tensor row =
           place.part.size() > 0 ? own[k].tensor : Tensor::empty({0}, place.flat->shard().options());
       Tensor whole = gather_whole(*place.flat, place.index, row, !rank0_only);

@@ -1,6 +1,5 @@
 // States of models: whole, and each rank's part.
 
-#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -15,24 +14,6 @@
 #include "parallel/state_places.h"
 
 namespace cohort::parallel {
-
-bool rank0_alone_brings(comm::ProcessGroup& group, bool something, const std::string& what) {
-  if (group.size() == 1) return false;
-  const Tensor all = Tensor::empty({group.size()}, {.dtype = u8});
-  const Tensor own = Tensor::from<std::uint8_t>({static_cast<std::uint8_t>(something)}, {1});
-  group.all_gather(all, own, {.owner = what}).synchronize();
-  const std::vector<std::uint8_t> brings = all.to_vector<std::uint8_t>();
-  return brings.front() != 0 &&
-         std::none_of(brings.begin() + 1, brings.end(), [](auto any) { return any != 0; });
-}
-
-std::string call_text(const std::string& what, bool rank0_only) {
-  return str(what, ", rank0_only ", rank0_only);
-}
-
-bool gathers(FSDPRuntime& runtime, const FlatParameter& flat, bool rank0_only) {
-  return !rank0_only || runtime.group()->rank() < flat.group().size();
-}
 
 namespace {
 
@@ -87,7 +68,7 @@ void stream_full(FSDPRuntime& runtime, const std::string& what,
       const Tensor shared = place.flat ? place.flat->shared_whole(place.index) : tensor.detach();
       if (shared.defined()) {
         if (wanted) give(name, shared.clone().to(Device::cpu()));
-      } else if (gathers(runtime, *place.flat, rank0_only)) {
+      } else if (gathers(place, rank0_only)) {
         const Tensor whole =
             gather_whole(*place.flat, place.index, place.flat->row_view(place.index), !rank0_only);
         if (wanted) give(name, whole);

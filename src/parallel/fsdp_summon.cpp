@@ -26,6 +26,7 @@ struct Summoned {
 std::vector<Summoned> gather_copies(FSDPRuntime& runtime, bool rank0_only) {
   const MemoryCategoryScope category(MemoryCategory::parameters);
   const bool wanted = !rank0_only || runtime.group()->rank() == 0;
+  const StatePlaces places(runtime);
   std::vector<Summoned> copies;
   run_together(runtime, "summon_full_params", [&] {
     runtime.fence();
@@ -36,7 +37,7 @@ std::vector<Summoned> gather_copies(FSDPRuntime& runtime, bool rank0_only) {
           Tensor whole = parameter.shared_whole(i);
           if (whole.defined()) {
             if (wanted) whole = whole.clone();
-          } else if (gathers(runtime, parameter, rank0_only)) {
+          } else if (gathers(places.of(parameter.parameters()[i].tensor), rank0_only)) {
             whole = gather_whole(parameter, i, parameter.row_view(i), !rank0_only);
           }
           if (wanted) copies.push_back({&parameter, i, whole});

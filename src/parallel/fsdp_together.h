@@ -4,6 +4,7 @@
 #include <string>
 
 #include "parallel/fsdp_runtime.h"
+#include "parallel/state_places.h"
 #include "parallel/what_of.h"
 
 namespace cohort::parallel {
@@ -27,7 +28,9 @@ bool rank0_alone_brings(comm::ProcessGroup& group, bool something, const std::st
 // What a call that must be the same on all ranks is compared by.
 std::string call_text(const std::string& what, bool rank0_only);
 
-// Whether a gather goes to the ranks that share with this one: with rank0_only, those of rank 0.
-bool gathers(FSDPRuntime& runtime, const FlatParameter& flat, bool rank0_only);
+// Whether this rank takes part in the gather of a tensor: with rank0_only, where rank 0 does.
+inline bool gathers(const StatePlace& place, bool rank0_only) {
+  return !rank0_only || place.replica == 0;
+}
 
 }  // namespace cohort::parallel

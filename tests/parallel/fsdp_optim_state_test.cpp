@@ -162,33 +162,34 @@ TEST_P(FsdpOptimState, TrainingGoesOnBitwiseFromEveryKindOfState) {
   const SavedRun run = saved_run(GetParam(), {.world = 2});
   EXPECT_EQ(plain(assemble_full_optim_state(rebuilt(run.optim_parts))), run.optim);
   enum class Way { whole, of_rank0, own, parts };
-  for (const Way way : {Way::whole, Way::of_rank0, Way::own, Way::parts}) {
-    for (const bool wrapped : {true, false}) {
-      if (way == Way::own && !wrapped) continue;  // another layout
-      comm::LocalWorld(2).run([&](const Group& group) {
-        const auto rank = static_cast<std::size_t>(group->rank());
-        const StateLayout layout{.world = 2, .wrapped = wrapped, .zero_copy = wrapped};
-        FSDP fsdp(state_net(2), group, layout.options());
-        const auto optimizer = make_optimizer(GetParam(), fsdp.module());
-        if (way == Way::whole) {
-          fsdp.load_full_state(named(run.model));
-          fsdp.load_full_optim_state(*optimizer, rebuilt(run.optim));
-        } else if (way == Way::of_rank0) {
-          fsdp.load_full_state(rank == 0 ? named(run.model) : std::vector<nn::NamedTensor>());
-          fsdp.load_full_optim_state(*optimizer, rank == 0 ? rebuilt(run.optim) : OptimState());
-        } else if (way == Way::own) {
-          fsdp.load_sharded_state(sharded(run.model_parts[rank]));
-          fsdp.load_sharded_optim_state(*optimizer, rebuilt(run.optim_parts[rank]));
-        } else {
-          fsdp.load_sharded_state(sharded(run.model_parts));
-          fsdp.load_sharded_optim_state(*optimizer, rebuilt(run.optim_parts));
-        }
-        EXPECT_EQ(plain(fsdp.full_optim_state(*optimizer)), run.optim);
-        steps(fsdp, *optimizer, group, 3, 6);
-        EXPECT_EQ(values_of(fsdp.full_state()), run.end) << static_cast<int>(way) << wrapped;
-      });
+  const auto go_on = [&](const Group& group, Way way, bool wrapped) {
+    const auto rank = static_cast<std::size_t>(group->rank());
+    const StateLayout layout{.world = 2, .wrapped = wrapped, .zero_copy = wrapped};
+    FSDP fsdp(state_net(2), group, layout.options());
+    const auto optimizer = make_optimizer(GetParam(), fsdp.module());
+    if (way == Way::whole) {
+      fsdp.load_full_state(named(run.model));
+      fsdp.load_full_optim_state(*optimizer, rebuilt(run.optim));
+    } else if (way == Way::of_rank0) {
+      fsdp.load_full_state(rank == 0 ? named(run.model) : std::vector<nn::NamedTensor>());
+      fsdp.load_full_optim_state(*optimizer, rank == 0 ? rebuilt(run.optim) : OptimState());
+    } else if (way == Way::own) {
+      fsdp.load_sharded_state(sharded(run.model_parts[rank]));
+      fsdp.load_sharded_optim_state(*optimizer, rebuilt(run.optim_parts[rank]));
+    } else {
+      fsdp.load_sharded_state(sharded(run.model_parts));
+      fsdp.load_sharded_optim_state(*optimizer, rebuilt(run.optim_parts));
     }
-  }
+    EXPECT_EQ(plain(fsdp.full_optim_state(*optimizer)), run.optim);
+    steps(fsdp, *optimizer, group, 3, 6);
+    EXPECT_EQ(values_of(fsdp.full_state()), run.end) << static_cast<int>(way) << wrapped;
+  };
+  comm::LocalWorld(2).run([&](const Group& group) {
+    for (const Way way : {Way::whole, Way::of_rank0, Way::own, Way::parts}) {
+      go_on(group, way, true);
+      if (way != Way::own) go_on(group, way, false);  // another layout has other parts
+    }
+  });
 }
 
 TEST_P(FsdpOptimState, TrainingGoesOnBitwiseUnderDdpAndBackAgain) {
@@ -230,20 +231,20 @@ TEST_P(FsdpOptimState, Row60TheStateIsTheSameInAnyLayout) {
       EXPECT_FALSE(entry.part.name.starts_with("frozen"));
       EXPECT_EQ(entry.steps, entry.part.name == "spare" ? 0 : 3) << "spare is never used";
     }
-    for (const StateLayout& to : state_layouts()) {
-      const bool parts = (from.world + to.world) % 2 == 0;
-      comm::LocalWorld(to.world).run([&](const Group& group) {
-        FSDP fsdp(state_net(2), group, to.options());
-        const auto optimizer = make_optimizer(GetParam(), fsdp.module());
+    run_in_layouts([&](const Group& group, const StateLayout& to) {
+      FSDP fsdp(state_net(2), group, to.options());
+      const auto optimizer = make_optimizer(GetParam(), fsdp.module());
+      for (const bool parts : {true, false}) {
         if (parts) {
           fsdp.load_sharded_optim_state(*optimizer, rebuilt(run.optim_parts));
         } else {
+          optimizer->set_lr(5);
           fsdp.load_full_optim_state(*optimizer,
                                      group->rank() == 0 ? rebuilt(run.optim) : OptimState());
         }
         EXPECT_EQ(plain(fsdp.full_optim_state(*optimizer)), run.optim) << from << " into " << to;
-      });
-    }
+      }
+    });
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@ struct StateLayout {
   bool wrapped = true;
   bool zero_copy = true;
 
+  bool operator==(const StateLayout&) const = default;
   FSDPOptions options() const {
     FSDPOptions options{.sharding_strategy = strategy, .zero_copy = zero_copy};
     options.shard_size = shard_size;
@@ -47,6 +49,17 @@ inline std::vector<StateLayout> state_layouts() {
            .shard_size = 2,
            .wrapped = false,
            .zero_copy = false}};
+}
+
+// Calls fn(group, layout) on every rank of each layout, with one world for those of a size.
+inline void run_in_layouts(const std::function<void(const Group&, const StateLayout&)>& fn) {
+  for (const int world : {1, 2, 3, 4}) {
+    comm::LocalWorld(world).run([&](const Group& group) {
+      for (const StateLayout& layout : state_layouts()) {
+        if (layout.world == world) fn(group, layout);
+      }
+    });
+  }
 }
 
 // Trained, frozen and never used parameters of widths that ranks share out unevenly, and a buffer.

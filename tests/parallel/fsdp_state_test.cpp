@@ -29,31 +29,43 @@ class FsdpStateWidth : public testing::TestWithParam<std::int64_t> {};
 INSTANTIATE_TEST_SUITE_P(Width, FsdpStateWidth, testing::Values(2, 3, 4, 5));
 
 TEST_P(FsdpStateWidth, Row56SavedInAnyLayoutLoadsIntoAnyOther) {
-  for (const StateLayout& from : state_layouts()) {
-    if (from.world % 2 == GetParam() % 2 && from.zero_copy) continue;  // half of them each
-    OfRanks<std::vector<PlainTensor>> parts(from.world);
-    OfRanks<State> whole(from.world);
-    comm::LocalWorld(from.world).run([&](const Group& group) {
-      FSDP fsdp(state_net(1, GetParam()), group, from.options());
-      train(fsdp, group);
-      fsdp.module().seen.fill_(9);
-      parts.put(group->rank(), plain(fsdp.sharded_state()));
-      whole.put(group->rank(), values_of(fsdp.full_state()));
-    });
-    const State& expected = whole.get().front();
-    EXPECT_EQ(values_of(assemble_full_state(sharded(parts.get()))), expected) << from;
-    const auto bare = state_net(2, GetParam());
-    load_full_state(*bare, assemble_full_state(sharded(parts.get())));
-    EXPECT_EQ(values_of(bare->named_state()), expected) << from;
-
-    for (const StateLayout& to : state_layouts()) {
-      comm::LocalWorld(to.world).run([&](const Group& group) {
-        FSDP fsdp(state_net(2, GetParam()), group, to.options());
-        fsdp.load_sharded_state(sharded(parts.get()));
-        EXPECT_EQ(values_of(fsdp.full_state()), expected) << from << " into " << to;
-      });
-    }
+  const std::vector<StateLayout> layouts = state_layouts();
+  struct Saved {
+    StateLayout layout;
+    std::vector<std::vector<PlainTensor>> parts;
+    State whole;
+  };
+  std::vector<Saved> all;
+  for (const StateLayout& layout : layouts) {
+    all.push_back({layout, std::vector<std::vector<PlainTensor>>(layout.world), {}});
   }
+  std::mutex mutex;
+  run_in_layouts([&](const Group& group, const StateLayout& layout) {
+    FSDP fsdp(state_net(1, GetParam()), group, layout.options());
+    train(fsdp, group);
+    fsdp.module().seen.fill_(9);
+    auto parts = plain(fsdp.sharded_state());
+    State whole = values_of(fsdp.full_state());
+    const std::lock_guard lock(mutex);
+    Saved& saved = *std::find_if(all.begin(), all.end(),
+                                 [&](const Saved& entry) { return entry.layout == layout; });
+    saved.parts[static_cast<std::size_t>(group->rank())] = std::move(parts);
+    saved.whole = std::move(whole);
+  });
+  for (const Saved& saved : all) {
+    EXPECT_EQ(values_of(assemble_full_state(sharded(saved.parts))), saved.whole) << saved.layout;
+    const auto bare = state_net(2, GetParam());
+    load_full_state(*bare, assemble_full_state(sharded(saved.parts)));
+    EXPECT_EQ(values_of(bare->named_state()), saved.whole) << saved.layout;
+  }
+  run_in_layouts([&](const Group& group, const StateLayout& layout) {
+    FSDP fsdp(state_net(2, GetParam()), group, layout.options());
+    for (const Saved& saved : all) {
+      for (ShardedTensor& part : fsdp.sharded_state()) part.tensor.fill_(-1);
+      fsdp.load_sharded_state(sharded(saved.parts));
+      EXPECT_EQ(values_of(fsdp.full_state()), saved.whole) << saved.layout << " into " << layout;
+    }
+  });
 }
 
 TEST_P(FsdpStateWidth, AWholeStateLoadsAnywhereFromAllRanksOrTheFirst) {
@@ -66,16 +78,14 @@ TEST_P(FsdpStateWidth, AWholeStateLoadsAnywhereFromAllRanksOrTheFirst) {
     if (group->rank() == 0) saved = plain(full);
   });
   const State expected = values_of(named(saved));
-  for (const StateLayout& to : state_layouts()) {
+  run_in_layouts([&](const Group& group, const StateLayout& layout) {
     for (const bool from_rank0 : {false, true}) {
-      comm::LocalWorld(to.world).run([&](const Group& group) {
-        FSDP fsdp(state_net(2, GetParam()), group, to.options());
-        const bool brings = !from_rank0 || group->rank() == 0;
-        fsdp.load_full_state(brings ? named(saved) : std::vector<nn::NamedTensor>());
-        EXPECT_EQ(values_of(fsdp.full_state()), expected) << to;
-      });
+      FSDP fsdp(state_net(2, GetParam()), group, layout.options());
+      const bool brings = !from_rank0 || group->rank() == 0;
+      fsdp.load_full_state(brings ? named(saved) : std::vector<nn::NamedTensor>());
+      EXPECT_EQ(values_of(fsdp.full_state()), expected) << layout;
     }
-  }
+  });
 }
 
 TEST(FsdpState, EveryRankGetsTheWholeStateInTheModulesOrder) {
