@@ -14,7 +14,6 @@
 #include "parallel/state_places.h"
 
 namespace cohort::parallel {
-
 namespace {
 
 // Brings the pieces into the targets, from rank 0 alone where no other rank has any.
