@@ -111,7 +111,7 @@ void load_states(FSDPRuntime& runtime, const std::string& what, optim::Optimizer
     load = read_optim_states(optimizer, parameters, states, from_rank0);
   }
   require_all_ready(group, "[" + what + "] the state does not fit", load.wrong);
-  runtime.rest();
+  runtime.reshard_all();
   run_together(runtime, what, [&] {
     if (from_rank0) {
       load.steps.resize(parameters.size());

@@ -3,6 +3,9 @@
 #include "cohort/parallel/fsdp_plan.h"
 
 #include <algorithm>
+#include <deque>
+#include <map>
+#include <set>
 
 #include "cohort/core/error.h"
 #include "cohort/parallel/fsdp.h"
@@ -65,9 +68,10 @@ class AssumedStep {
     }
     if (runtime_.fences()) note(*runtime_.group(), Operation::barrier, DType::u8, 0, "shards");
     for (const FSDPUnit* unit : order) gather(*unit);
+    const std::set<const FSDPUnit*> there = still_there(order);
     std::int64_t trained = 1;  // the flags are never empty
     for (auto unit = order.rbegin(); unit != order.rend(); ++unit) {
-      if (!(*unit)->keeps_after_forward()) gather(**unit);
+      if (!(*unit)->keeps_after_forward() && !there.contains(*unit)) gather(**unit);
       for (const FSDPUnit::Flat& flat : (*unit)->flats) {
         if (!flat.parameter->trained()) continue;
         trained += static_cast<std::int64_t>(flat.parameter->size());
@@ -81,6 +85,30 @@ class AssumedStep {
   }
 
  private:
+  // Forward as Slots sees it: the units whose parameters are in its free pieces at the end.
+  static std::set<const FSDPUnit*> still_there(const std::vector<const FSDPUnit*>& order) {
+    struct Pieces {
+      std::deque<const FSDPUnit*> free;  // by their tenants, oldest first
+      int count = 0;
+    };
+    std::map<const FSDPGroups*, Pieces> all;
+    for (const FSDPUnit* unit : order) {
+      if (unit->root || unit->full_bytes == 0) continue;
+      Pieces& pieces = all[unit->groups];
+      if (!pieces.free.empty() && pieces.count >= FSDPRuntime::kFullSlots) {
+        pieces.free.pop_front();
+      } else {
+        ++pieces.count;
+      }
+      if (!unit->keeps_after_forward()) pieces.free.push_back(unit);
+    }
+    std::set<const FSDPUnit*> there;
+    for (const auto& [groups, pieces] : all) {
+      there.insert(pieces.free.begin(), pieces.free.end());
+    }
+    return there;
+  }
+
   void note(const comm::ProcessGroup& group, Operation operation, DType dtype,
             std::int64_t elements, const std::string& owner, bool symmetric = false,
             bool in_place = false) {
@@ -133,7 +161,7 @@ void add_bounds(FSDPPlan& plan, const FSDPRuntime& runtime) {
       }
     }
     plan.rise[static_cast<std::size_t>(MemoryCategory::parameters)] +=
-        (slots + (turns ? 2 : 0)) * groups.full->bytes();
+        (slots + (turns ? FSDPRuntime::kFullSlots : 0)) * groups.full->bytes();
     plan.rise[static_cast<std::size_t>(MemoryCategory::gradients)] +=
         plan.gradient_bytes + 3 * groups.gradient->bytes();
   }

@@ -96,6 +96,7 @@ void FSDPRuntime::form_units() {
     unit.name = plan.name;
     unit.root = plan.module == &module_;
     unit.options = options_of_unit(options_, *unit.module, unit.name);
+    unit.reshard_after_forward = reshards_after_forward(unit.options.sharding_strategy);
     give_groups(unit);
     add_flats(unit, std::move(plan.parameters));
   }
@@ -111,14 +112,16 @@ void FSDPRuntime::make_slots() {
       if (!unit.root) full = std::max(full, unit.full_bytes);
       gradients = std::max(gradients, unit.gradient_bytes);
     }
-    groups.full = std::make_unique<Slots>(
-        full, 0, [this, &groups](std::int64_t bytes) { return gather_memory(groups, bytes); });
+    groups.full = std::make_unique<Slots>(full, kFullSlots, 0, [this, &groups](std::int64_t bytes) {
+      return gather_memory(groups, bytes);
+    });
     // What reduces them reads the ranks' gradients where they lie.
     const auto& reducing = groups.shard->size() > 1 ? groups.shard : group_;
-    groups.gradient = std::make_unique<Slots>(gradients, 1, [this, reducing](std::int64_t bytes) {
-      const MemoryCategoryScope category(MemoryCategory::gradients);
-      return collectives_->allocate(*reducing, bytes);
-    });
+    groups.gradient =
+        std::make_unique<Slots>(gradients, 0, 1, [this, reducing](std::int64_t bytes) {
+          const MemoryCategoryScope category(MemoryCategory::gradients);
+          return collectives_->allocate(*reducing, bytes);
+        });
   }
 }
 
@@ -249,15 +252,21 @@ void FSDPRuntime::fence() {
   if (!compute.runs_inline()) compute.synchronize();
 }
 
-void FSDPRuntime::begin_forward() {
-  begin_record();
-  forward_order_.clear();
-  ended_.clear();
+// What has been written to shards so far is there when gathers, or the other ranks, read them.
+void FSDPRuntime::prepare_shards() {
+  for (auto& [ranks, groups] : groups_) groups.full->forget();
   for (FSDPUnit& unit : units_) {
     for (FSDPUnit::Flat& flat : unit.flats) flat.parameter->refresh();
   }
   fence();
   if (gathering_) gathering_.wait(Context::current().stream(Device::cpu()).record());
+}
+
+void FSDPRuntime::begin_forward() {
+  begin_record();
+  forward_order_.clear();
+  ended_.clear();
+  prepare_shards();
 }
 
 void FSDPRuntime::end_forward() {
@@ -298,7 +307,11 @@ void FSDPRuntime::after_forward(FSDPUnit& unit, std::span<Tensor> outputs) {
   FSDPCall call = calls_.back();
   calls_.pop_back();
   call.end = Context::current().next_node;
-  put_boundary(outputs, [weak = weak_from_this(), &unit, call] {
+  // The first output that backward comes to is the unit's; each backward anew, for a graph that is
+  // kept.
+  const auto entered = std::make_shared<std::uint64_t>(0);
+  put_boundary(outputs, [weak = weak_from_this(), &unit, call, entered] {
+    if (std::exchange(*entered, current_backward()) == current_backward()) return;
     if (const auto self = weak.lock()) self->enter_backward(unit, call);
   });
   ended_.push_back(&unit);
@@ -331,17 +344,23 @@ void FSDPRuntime::start_gather(FSDPUnit& unit) {
   unit.state = FSDPUnit::State::gathering;
   if (unit.full_bytes == 0) return;
   if (unit.root) {
-    unit.slot = {gather_memory(*unit.groups, unit.full_bytes), {}};
+    unit.slot = {gather_memory(*unit.groups, unit.full_bytes), {}, nullptr};
   } else {
-    unit.slot = unit.groups->full->take();
+    unit.slot = unit.groups->full->take(&unit);
   }
+  // What forward gathered last is still there when backward comes.
+  const bool there = std::exchange(unit.slot.tenant, &unit) == &unit;
   std::optional<StreamScope> scope;
-  if (gathering_) {
+  if (gathering_ && !there) {
     gathering_.wait(unit.slot.last_use);
     scope.emplace(gathering_);
   }
   for (FSDPUnit::Flat& flat : unit.flats) {
     if (flat.parameter->resident()) continue;
+    if (there) {
+      flat.parameter->adopt_gathered(unit.slot.memory, flat.full_offset);
+      continue;
+    }
     unit.gathers.push_back(
         flat.parameter->gather(*collectives_, unit.slot.memory, flat.full_offset));
   }
@@ -387,16 +406,36 @@ void FSDPRuntime::reset() noexcept {
   trim_full_slots();
 }
 
+void FSDPRuntime::unshard() {
+  check(depth_ == 0 && backward_ == 0, "[unshard] must not be called inside forward or backward");
+  check(!summoned_, "[unshard] must not be called inside summon_full_params");
+  prepare_shards();
+  for (FSDPUnit& unit : units_) start_gather(unit);
+}
+
+void FSDPRuntime::reshard_all() {
+  check(depth_ == 0 && backward_ == 0, "[reshard] must not be called inside forward or backward");
+  check(!summoned_, "[reshard] must not be called inside summon_full_params");
+  for (FSDPUnit& unit : units_) reshard(unit);
+  trim_full_slots();
+}
+
+void FSDPRuntime::set_reshard_after_forward(bool on, const std::string& name, bool recurse) {
+  check(depth_ == 0, "[set_reshard_after_forward] must not be called inside forward");
+  bool found = false;
+  for (FSDPUnit& unit : units_) {
+    found = found || unit.name == name;
+    const bool inside = recurse && (name.empty() || unit.name.starts_with(name + '.'));
+    if (unit.name == name || inside) unit.reshard_after_forward = on;
+  }
+  check(found, "[set_reshard_after_forward] there is no unit '", name, "'");
+}
+
 void FSDPRuntime::require_rest(const std::string& what) const {
   check(!in_forward(), "[", what, "] must not be called inside forward");
   check(!in_backward(), "[", what, "] must not be called inside backward");
   check(!rehearsing(), "[", what, "] must not be called inside plan");
   check(!summoned_, "[", what, "] must not be called inside summon_full_params");
-}
-
-void FSDPRuntime::rest() {
-  for (FSDPUnit& unit : units_) reshard(unit);
-  trim_full_slots();
 }
 
 void FSDPRuntime::abort(const std::string& text) noexcept {

@@ -32,6 +32,10 @@ namespace cohort::parallel {
 // Belongs to the rank's host thread.
 class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
  public:
+  // Units that drop their parameters after forward take turns in so many pieces of memory: one that
+  // computes, and one that is gathered ahead.
+  static constexpr int kFullSlots = 2;
+
   // Without a mesh, hybrid strategies make their own of options.shard_size.
   FSDPRuntime(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
               const FSDPOptions& options, const comm::DeviceMesh* mesh);
@@ -60,6 +64,11 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
 
   const std::map<int, FSDPGroups>& groups() const { return groups_; }
 
+  // See FSDP. Shards are written after reshard_all() alone.
+  void unshard();
+  void reshard_all();
+  void set_reshard_after_forward(bool on, const std::string& unit, bool recurse);
+
   // Whether parameters lie in memory that the ranks share.
   bool fences() const;
   // Collective where memory is shared: all ranks' shards are up to date, or nobody reads them any
@@ -68,8 +77,6 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
 
   // What may only be called at rest: InvalidArgument inside forward, backward or a summon.
   void require_rest(const std::string& what) const;
-  // Drops what is gathered, before shards are written: a unit that a forward has kept, say.
-  void rest();
   // Ends all groups, for an exception that keeps this rank from its part of a collective step.
   void abort(const std::string& text) noexcept;
 
@@ -126,6 +133,7 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   // Forward.
   void before_forward(FSDPUnit& unit, std::span<Tensor> inputs);
   void after_forward(FSDPUnit& unit, std::span<Tensor> outputs);
+  void prepare_shards();
   void begin_forward();
   void end_forward();
   void cast_inputs(const FSDPUnit& unit, std::span<Tensor> inputs) const;

@@ -28,7 +28,7 @@ void load(FSDPRuntime& runtime, const std::string& what, const StatePieces& piec
   const bool reads = !from_rank0 || group.rank() == 0;
   require_all_ready(group, "[" + what + "] the state does not fit",
                     reads ? pieces.problems(wanted) : std::string());
-  runtime.rest();
+  runtime.reshard_all();
   run_together(runtime, what, [&] {
     if (from_rank0) {
       fill_from_rank0(group, pieces, targets);

@@ -89,7 +89,7 @@ void FSDPEngine::summon(const std::function<void()>& body, const SummonOptions& 
   require_agreement(group, "[" + what + "] calls",
                     {str(call_text(what, options.rank0_only), ", writeback ", options.writeback)});
   const NoGrad no_grad;
-  runtime_->rest();
+  runtime_->reshard_all();
   const std::vector<Summoned> copies = gather_copies(*runtime_, options.rank0_only);
   std::exception_ptr thrown;
   exchange(copies);

@@ -92,7 +92,8 @@ TEST(FsdpUnits, Row16EachHasAStrategyOfItsOwnAndHybridOnesReduceTwice) {
       EXPECT_EQ(plan.units[3].shard_size, 1);
       EXPECT_EQ(plan.count(Operation::reduce_scatter), 3);
       EXPECT_EQ(plan.count(Operation::all_reduce), 3) << "hybrid, no_shard, which were used";
-      EXPECT_EQ(plan.count(Operation::all_gather), zero_copy ? 0 : 2 + 2 + 1);
+      EXPECT_EQ(plan.count(Operation::all_gather), zero_copy ? 0 : 3)
+          << "those of forward are still there in backward";
       const State sharded = trained(fsdp, group->rank());
       const State replicated = trained_by_ddp(group);
       for (const auto& [name, values] : replicated) {
