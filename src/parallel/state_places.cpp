@@ -1,9 +1,8 @@
 #include "parallel/state_places.h"
 
-#include <utility>
+#include <cstdint>
+#include <vector>
 
-#include "cohort/core/context.h"
-#include "cohort/core/memory.h"
 
 namespace cohort::parallel {
 
@@ -47,7 +46,6 @@ Tensor gather_whole(const FlatParameter& flat, std::size_t index, const Tensor& 
     if (own.size() > 0) group.send(row, 0, options).synchronize();
     return {};
   }
-  const MemoryCategoryScope category(MemoryCategory::other);
   const Tensor whole = Tensor::empty(flat.shape(index), row.options());
   if (whole.numel() == 0) return whole;
   const auto part_of = [&](const FlatLayout::Range& part) {
