@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <vector>
 
-
 namespace cohort::parallel {
 
 StatePlaces::StatePlaces(FSDPRuntime& runtime) : rank_(runtime.group()->rank()) {
