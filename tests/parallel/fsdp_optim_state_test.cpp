@@ -248,6 +248,30 @@ TEST_P(FsdpOptimState, Row60TheStateIsTheSameInAnyLayout) {
   }
 }
 
+TEST(FsdpOptim, StatesAreRightUnderEverySchedule) {
+  const SavedRun run = saved_run(Kind::adam, {.world = 2});
+  for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+    for (const bool zero_copy : {true, false}) {
+      comm::LocalWorld(2, {.runtime = {.schedule_seed = seed}}).run([&](const Group& group) {
+        FSDP fsdp(state_net(2), group, {.auto_wrap_policy = linears(), .zero_copy = zero_copy});
+        const auto optimizer = make_optimizer(Kind::adam, fsdp.module());
+        const bool brings = group->rank() == 0;
+        fsdp.load_full_state(brings ? named(run.model) : std::vector<nn::NamedTensor>());
+        fsdp.load_full_optim_state(*optimizer, brings ? rebuilt(run.optim) : OptimState());
+        steps(fsdp, *optimizer, group, 3, 6);
+        fsdp.summon_full_params([&] {
+          for (Tensor& tensor : fsdp.parameters()) tensor.copy_(tensor * 1.0);
+        });
+        State streamed;
+        fsdp.for_each_full_tensor([&](const std::string& name, const Tensor& tensor) {
+          streamed[name] = tensor.to_vector<double>();
+        });
+        EXPECT_EQ(streamed, run.end) << "schedule " << seed << ", zero copy " << zero_copy;
+      });
+    }
+  }
+}
+
 TEST(FsdpOptim, AStateThatKnowsNoStepsTakesThemBack) {
   comm::LocalWorld(2).run([](const Group& group) {
     FSDP fsdp(state_net(1), group, {.auto_wrap_policy = linears()});
