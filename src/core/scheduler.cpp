@@ -67,23 +67,25 @@ struct SeededScheduler::State : std::enable_shared_from_this<SeededScheduler::St
     return !front.waits || front.awaited.ready();
   }
 
-  // For long stretches one stream runs only when no other can, as in the priorities of Burckhardt
-  // et al. (A randomized scheduler with probabilistic guarantees of finding bugs, ASPLOS 2010):
-  // streams that stay close together all the time hide a lost dependency.
-  void hold_back(std::vector<std::size_t>& candidates) {
-    constexpr std::uint32_t kStretch = 64;  // steps, on average
-    if (draw(kStretch) == 0) slow = draw(static_cast<std::uint32_t>(lanes.size()));
-    if (candidates.size() > 1) std::erase(candidates, slow);
+  // For long stretches one stream runs only when the host waits and no other can, as in the
+  // priorities of Burckhardt et al. (A randomized scheduler with probabilistic guarantees of
+  // finding bugs, ASPLOS 2010): streams that stay close together all the time hide a lost
+  // dependency.
+  void hold_back(std::vector<std::size_t>& candidates, bool somebody_waits) {
+    constexpr std::uint32_t kStretch = 16;  // steps, on average
+    if (draw(kStretch) == 0) slow = draw(static_cast<std::uint32_t>(lanes.size()) + 1);
+    if (candidates.size() > 1 || !somebody_waits) std::erase(candidates, slow);
   }
 
-  // Runs one step of a randomly chosen runnable stream; false when there is none.
-  bool step() {
+  // Runs one step of a randomly chosen runnable stream; false when there is none. The host may want
+  // none in particular, or wait for what may be anywhere.
+  bool step(bool somebody_waits) {
     std::vector<std::size_t> candidates;
     for (std::size_t i = 0; i < lanes.size(); ++i) {
       if (runnable(*lanes[i])) candidates.push_back(i);
     }
+    if (!candidates.empty()) hold_back(candidates, somebody_waits);
     if (candidates.empty()) return false;
-    hold_back(candidates);
     const std::size_t chosen = candidates[draw(static_cast<std::uint32_t>(candidates.size()))];
     order_hash = (order_hash ^ (chosen + 1)) * 1099511628211u;  // FNV-1a
     ++steps;
@@ -117,7 +119,7 @@ struct SeededScheduler::State : std::enable_shared_from_this<SeededScheduler::St
   void run_some() {
     confine();
     const std::uint32_t some = draw(4);
-    for (std::uint32_t n = lazy ? some / 3 : some; n > 0 && step(); --n) {
+    for (std::uint32_t n = lazy ? some / 3 : some; n > 0 && step(/*somebody_waits=*/false); --n) {
     }
   }
 
@@ -126,7 +128,7 @@ struct SeededScheduler::State : std::enable_shared_from_this<SeededScheduler::St
     confine();
     while (!condition()) {
       check<TimeoutError>(!deadline.passed(), "[scheduler] deadline passed with work left");
-      check<Error>(step(),
+      check<Error>(step(/*somebody_waits=*/true),
                    "[scheduler] no stream can go on: streams wait for each other in a circle, or "
                    "for an event that nobody enqueued");
     }
@@ -135,7 +137,7 @@ struct SeededScheduler::State : std::enable_shared_from_this<SeededScheduler::St
   std::thread::id owner = std::this_thread::get_id();
   Generator random;
   const bool lazy;
-  std::size_t slow = 0;  // the stream that is held back
+  std::size_t slow = ~std::size_t{0};  // the stream that is held back; beyond the last: none
   std::vector<std::shared_ptr<Lane>> lanes;
   std::uint64_t steps = 0;
   std::uint64_t order_hash = 14695981039346656037u;
@@ -163,7 +165,7 @@ class ScheduledStream final : public StreamImpl {
 
   ~ScheduledStream() override {
     // What was enqueued still runs; errors have nobody left to hear them.
-    while (!lane_->running && !lane_->steps.empty() && state_->step()) {
+    while (!lane_->running && !lane_->steps.empty() && state_->step(/*somebody_waits=*/true)) {
     }
     std::erase(state_->lanes, lane_);
   }
