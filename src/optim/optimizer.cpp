@@ -235,12 +235,16 @@ std::vector<NamedState> Optimizer::state(const Tensor& param) const {
   return result;
 }
 
+std::vector<std::string> Optimizer::state_names_of(const Tensor& param) const {
+  slot_of(param);
+  return state_names(places_.at(param.impl()).group);
+}
+
 void Optimizer::load_state(const Tensor& param, std::int64_t step_count,
                            const std::vector<NamedState>& state) {
-  slot_of(param);
+  const std::vector<std::string> names = state_names_of(param);
   check(step_count >= 0, "[load_state] the step count is ", step_count);
   const Place place = places_.at(param.impl());
-  const std::vector<std::string> names = state_names(place.group);
   check(state.size() == names.size(), "[load_state] ", state.size(), " tensors given, ",
         names.size(), " wanted");
   std::vector<Tensor> ordered;

@@ -1,7 +1,9 @@
 #include "parallel/agreement.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "cohort/core/error.h"
 #include "cohort/core/tensor.h"
@@ -87,6 +89,35 @@ void require_agreement(comm::ProcessGroup& group, const std::string& what,
                           "; the first difference: rank 0 says '", show(first), "', rank ", other,
                           " says '", show(second), "' (group ", group.name(),
                           "); build the same model with the same options on every rank"));
+}
+
+std::optional<std::pair<int, std::string>> first_failure(comm::ProcessGroup& group,
+                                                         const std::string& text) {
+  if (group.size() == 1) {
+    return text.empty() ? std::nullopt : std::optional(std::pair(0, text));
+  }
+  const Tensor lengths = Tensor::empty({group.size()}, {.dtype = i64});
+  group
+      .all_gather(lengths,
+                  Tensor::from<std::int64_t>({static_cast<std::int64_t>(text.size())}, {1}),
+                  {.owner = "failures"})
+      .synchronize();
+  const std::vector<std::int64_t> sizes = lengths.to_vector<std::int64_t>();
+  const auto failed = std::find_if(sizes.begin(), sizes.end(), [](auto size) { return size > 0; });
+  if (failed == sizes.end()) return std::nullopt;
+  const auto rank = failed - sizes.begin();
+  std::vector<std::string> texts = gather_texts(group, text, sizes);
+  return std::pair(static_cast<int>(rank), std::move(texts[static_cast<std::size_t>(rank)]));
+}
+
+void require_all_ready(comm::ProcessGroup& group, const std::string& what,
+                       const std::string& wrong) {
+  const auto failure = first_failure(group, wrong);
+  if (!failure) return;
+  check(wrong.empty(), what, wrong);
+  throw RemoteError(str(what, " on rank ", failure->first, failure->second, " (seen on rank ",
+                        group.rank(), ", group ", group.name(), "); no rank was changed"),
+                    failure->first);
 }
 
 }  // namespace cohort::parallel

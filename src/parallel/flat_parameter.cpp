@@ -70,10 +70,10 @@ FlatParameter::FlatParameter(std::vector<nn::NamedTensor> parameters,
     Tensor parameter = parameters_[i].tensor;
     shapes_.push_back(parameter.shape());
     const FlatLayout::Range part = local(i);
-    const Tensor row = row_view(i);
+    Tensor own = row_view(i);
     const Tensor whole = parameter.detach().contiguous();
-    Tensor(row).copy_(whole.as_strided({part.size()}, {1}, whole.storage_offset() + part.begin));
-    stand_ins_.push_back(row);
+    own.copy_(whole.as_strided({part.size()}, {1}, whole.storage_offset() + part.begin));
+    stand_ins_.push_back(own);
   }
 }
 
@@ -148,6 +148,14 @@ void FlatParameter::end_rehearsal() {
 
 Tensor FlatParameter::full_view(std::size_t i) const {
   return full_.as_strided(shapes_[i], contiguous_strides(shapes_[i]), layout_.offset(i));
+}
+
+Tensor FlatParameter::shared_whole(std::size_t i) const {
+  return resident_ && config_.compute == shard_.dtype() ? full_view(i) : Tensor();
+}
+
+void FlatParameter::written() {
+  full_.storage().bump_version();
 }
 
 std::int64_t FlatParameter::full_bytes() const {

@@ -56,6 +56,15 @@ class FlatParameter {
   const Config& config() const { return config_; }
   FlatLayout::Range local(std::size_t i) const { return layout_.local(i, group_->rank()); }
   const Tensor& shard() const { return shard_; }
+  // The ranks that share it out.
+  comm::ProcessGroup& group() const { return *group_; }
+  // The elements of parameter i that this rank owns, in the shard's memory, also while exchanged.
+  Tensor row_view(std::size_t i) const;
+  // Parameter i where it always lies whole, in the shards' own dtype; undefined where it does not.
+  // The other ranks' part of it is up to date behind a fence.
+  Tensor shared_whole(std::size_t i) const;
+  // After writes to the shard: a backward through values gathered before is an error.
+  void written();
   // Bytes of the gathered buffer, and of the gradients'.
   std::int64_t full_bytes() const;
 
@@ -108,7 +117,6 @@ class FlatParameter {
 
   Tensor gathered_row(const Tensor& memory, std::int64_t byte_offset) const;
   Tensor full_view(std::size_t i) const;
-  Tensor row_view(std::size_t i) const;
 
   std::vector<nn::NamedTensor> parameters_;
   std::vector<Shape> shapes_;

@@ -24,6 +24,7 @@ void FSDPRuntime::arm() {
 }
 
 void FSDPRuntime::enter_backward(FSDPUnit& unit, const FSDPCall& call) {
+  check(!summoned_, "[FSDP] backward of unit '", unit.label(), "' inside summon_full_params");
   arm();
   if (!unit.in_backward) begin_unit_backward(unit);
   ++unit.open_calls;
@@ -237,8 +238,7 @@ void FSDPRuntime::fail(const std::exception_ptr& error) {
     return;
   }
   // The others wait for this rank's part of the step.
-  const std::string text = str("in backward: ", what_of(error));
-  for (comm::ProcessGroup* group : all_groups()) collectives_->abort(*group, text);
+  abort(str("in backward: ", what_of(error)));
   for (FSDPUnit& unit : units_) {
     if (accumulating_) {
       for (FSDPUnit::Flat& flat : unit.flats) flat.parameter->abandon_backward();

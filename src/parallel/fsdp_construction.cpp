@@ -88,7 +88,7 @@ void FSDPRuntime::give_up_construction(MetaInitializer& initializer) noexcept {
 }
 
 void FSDPRuntime::restore() {
-  check(!in_forward(), "[restore] must not be called inside forward");
+  require_rest("restore");
   reset();
   std::vector<Tensor> wholes;
   std::exception_ptr error;

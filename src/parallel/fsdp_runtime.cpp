@@ -287,6 +287,8 @@ void FSDPRuntime::cast_inputs(const FSDPUnit& unit, std::span<Tensor> inputs) co
 }
 
 void FSDPRuntime::before_forward(FSDPUnit& unit, std::span<Tensor> inputs) {
+  check(!summoned_, "[FSDP] forward of unit '", unit.label(),
+        "' inside summon_full_params; run it outside");
   if (depth_ == 0) begin_forward();
   ++depth_;
   ++unit.running;
@@ -422,12 +424,14 @@ void FSDPRuntime::reset() noexcept {
 
 void FSDPRuntime::unshard() {
   check(depth_ == 0 && backward_ == 0, "[unshard] must not be called inside forward or backward");
+  check(!summoned_, "[unshard] must not be called inside summon_full_params");
   prepare_shards();
   for (FSDPUnit& unit : units_) start_gather(unit);
 }
 
 void FSDPRuntime::reshard_all() {
   check(depth_ == 0 && backward_ == 0, "[reshard] must not be called inside forward or backward");
+  check(!summoned_, "[reshard] must not be called inside summon_full_params");
   for (FSDPUnit& unit : units_) reshard(unit);
   trim_full_slots();
 }
@@ -443,16 +447,15 @@ void FSDPRuntime::set_reshard_after_forward(bool on, const std::string& name, bo
   check(found, "[set_reshard_after_forward] there is no unit '", name, "'");
 }
 
-void FSDPRuntime::make_whole(FSDPUnit& unit) {
-  if (gathering_) gathering_.wait(Context::current().stream(Device::cpu()).record());
-  unit.groups->full->forget();
-  start_gather(unit);
-  finish_gather(unit);
+void FSDPRuntime::require_rest(const std::string& what) const {
+  check(!in_forward(), "[", what, "] must not be called inside forward");
+  check(!in_backward(), "[", what, "] must not be called inside backward");
+  check(!rehearsing(), "[", what, "] must not be called inside plan");
+  check(!summoned_, "[", what, "] must not be called inside summon_full_params");
 }
 
-void FSDPRuntime::make_rows(FSDPUnit& unit) {
-  reshard(unit);
-  if (unit.root) trim_full_slots();  // the last one
+void FSDPRuntime::abort(const std::string& text) noexcept {
+  for (comm::ProcessGroup* group : all_groups()) collectives_->abort(*group, text);
 }
 
 }  // namespace cohort::parallel

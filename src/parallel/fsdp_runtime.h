@@ -56,6 +56,10 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   void set_sync(bool on) { sync_ = on; }
   bool sync() const { return sync_; }
   bool in_forward() const { return depth_ > 0; }
+  bool in_backward() const { return backward_ != 0; }
+  // While parameters are whole outside a step, none can run.
+  void set_summoned(bool on) { summoned_ = on; }
+  bool summoned() const { return summoned_; }
 
   nn::Module& module() { return module_; }
   const std::shared_ptr<comm::ProcessGroup>& group() const { return group_; }
@@ -65,19 +69,21 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
 
   const std::map<int, FSDPGroups>& groups() const { return groups_; }
 
-  // See FSDP.
+  // See FSDP. Shards are written after reshard_all() alone.
   void unshard();
   void reshard_all();
   void set_reshard_after_forward(bool on, const std::string& unit, bool recurse);
 
-  // Gathers a unit and makes its parameters whole, and back: outside forward and backward.
-  void make_whole(FSDPUnit& unit);
-  void make_rows(FSDPUnit& unit);
   // Whether parameters lie in memory that the ranks share.
   bool fences() const;
   // Collective where memory is shared: all ranks' shards are up to date, or nobody reads them any
   // more.
   void fence();
+
+  // What may only be called at rest: InvalidArgument inside forward, backward or a summon.
+  void require_rest(const std::string& what) const;
+  // Ends all groups, for an exception that keeps this rank from its part of a collective step.
+  void abort(const std::string& text) noexcept;
 
   int most_full_slots() const;
 
@@ -184,6 +190,7 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
 
   std::vector<HookHandle> guards_;
   bool sync_ = true;
+  bool summoned_ = false;
   int depth_ = 0;                         // of nested forwards
   std::vector<FSDPCall> calls_;           // that have begun and not ended, inner last
   std::vector<FSDPUnit*> forward_order_;  // of the running step

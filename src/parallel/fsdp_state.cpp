@@ -1,143 +1,130 @@
-// Whole parameters outside a step, and states to save and load.
+// States of models: whole, and each rank's part.
 
-#include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "cohort/autograd/autograd.h"
 #include "cohort/core/error.h"
+#include "cohort/core/memory.h"
 #include "cohort/parallel/fsdp.h"
+#include "parallel/agreement.h"
 #include "parallel/fsdp_runtime.h"
+#include "parallel/fsdp_together.h"
+#include "parallel/state_pieces.h"
+#include "parallel/state_places.h"
 
 namespace cohort::parallel {
+namespace {
 
-void FSDPEngine::summon(const std::function<void()>& body, bool writeback) {
-  check(!runtime_->in_forward(), "[summon_full_params] must not be called inside forward");
-  const NoGrad no_grad;
-  // Whole copies of this rank's own, so that what the body writes is nobody else's.
-  struct Copy {
-    FlatParameter* flat;
-    std::size_t index;
-    Tensor whole;
-    Tensor row;  // holds the parameter's view while it is whole
-  };
-  std::vector<Copy> copies;
-  runtime_->fence();
-  for (FSDPUnit& unit : runtime_->units()) {
-    runtime_->make_whole(unit);
-    for (FSDPUnit::Flat& flat : unit.flats) {
-      for (std::size_t i = 0; i < flat.parameter->size(); ++i) {
-        copies.push_back({flat.parameter.get(), i, {}, {}});
-        const Tensor& parameter = flat.parameter->parameters()[i].tensor;
-        copies.back().whole = parameter.detach().clone().to(flat.parameter->dtype());
-      }
-    }
-    runtime_->make_rows(unit);
+// Brings the pieces into the targets, from rank 0 alone where no other rank has any.
+void load(FSDPRuntime& runtime, const std::string& what, const StatePieces& pieces,
+          bool from_rank0) {
+  comm::ProcessGroup& group = *runtime.group();
+  const std::vector<StateTarget> targets = state_targets(runtime.module(), StatePlaces(runtime));
+  std::vector<StateTarget> wanted = targets;
+  if (from_rank0) {
+    for (StateTarget& target : wanted) target.part = {0, target.shape.product()};
   }
-  runtime_->fence();
-  const auto swap = [&] {
-    for (Copy& copy : copies) {
-      copy.flat->parameters()[copy.index].tensor.impl()->swap_view(*copy.whole.impl());
+  const bool reads = !from_rank0 || group.rank() == 0;
+  require_all_ready(group, "[" + what + "] the state does not fit",
+                    reads ? pieces.problems(wanted) : std::string());
+  runtime.reshard_all();
+  run_together(runtime, what, [&] {
+    if (from_rank0) {
+      fill_from_rank0(group, pieces, targets);
+    } else {
+      for (const StateTarget& target : targets) pieces.fill(target);
     }
-  };
-  swap();
-  try {
-    body();
-  } catch (...) {
-    swap();
-    throw;
-  }
-  swap();
-  if (!writeback) return;
-  for (const Copy& copy : copies) {
-    const FlatLayout::Range part = copy.flat->local(copy.index);
-    if (part.size() == 0) continue;
-    const Tensor whole = copy.whole.contiguous();
-    Tensor row = copy.flat->parameters()[copy.index].tensor.detach();
-    row.copy_(whole.as_strided({part.size()}, {1}, whole.storage_offset() + part.begin));
+  });
+  for (FSDPUnit& unit : runtime.units()) {
+    for (FSDPUnit::Flat& flat : unit.flats) flat.parameter->written();
   }
 }
 
-std::vector<nn::NamedTensor> FSDPEngine::full_state(bool rank0_only) {
+// Gives `fn` the tensors of the state, whole, one after the other.
+void stream_full(FSDPRuntime& runtime, const std::string& what,
+                 const std::function<void(const std::string&, const Tensor&)>& fn,
+                 bool rank0_only) {
+  runtime.require_rest(what);
+  comm::ProcessGroup& group = *runtime.group();
+  require_agreement(group, "[" + what + "] calls", {call_text(what, rank0_only)});
   const NoGrad no_grad;
-  const bool wanted = !rank0_only || runtime_->group()->rank() == 0;
-  std::vector<nn::NamedTensor> gathered;
-  runtime_->fence();
-  for (FSDPUnit& unit : runtime_->units()) {
-    runtime_->make_whole(unit);
-    for (FSDPUnit::Flat& flat : unit.flats) {
-      for (const auto& [name, tensor] : flat.parameter->parameters()) {
-        if (!wanted) continue;
-        gathered.push_back({name, tensor.detach().clone().to(flat.parameter->dtype())});
+  const MemoryCategoryScope category(MemoryCategory::other);
+  const bool wanted = !rank0_only || group.rank() == 0;
+  const StatePlaces places(runtime);
+  std::exception_ptr thrown;
+  const auto give = [&](const std::string& name, const Tensor& whole) {
+    try {
+      if (!thrown) fn(name, whole);
+    } catch (...) {
+      thrown = std::current_exception();  // the others still need this rank's part
+    }
+  };
+  run_together(runtime, what, [&] {
+    runtime.fence();
+    for (const auto& [name, tensor] : runtime.module().named_state()) {
+      const StatePlace place = places.of(tensor);
+      const Tensor shared = place.flat ? place.flat->shared_whole(place.index) : tensor.detach();
+      if (shared.defined()) {
+        if (wanted) give(name, shared.clone().to(Device::cpu()));
+      } else if (gathers(place, rank0_only)) {
+        const Tensor whole =
+            gather_whole(*place.flat, place.index, place.flat->row_view(place.index), !rank0_only);
+        if (wanted) give(name, whole);
       }
     }
-    runtime_->make_rows(unit);
-  }
-  runtime_->fence();
-  if (!wanted) return {};
-  // In the module's own order, with what FSDP has left alone.
+    runtime.fence();
+  });
+  const auto failure = first_failure(group, thrown ? what_of(thrown) : std::string());
+  if (thrown) std::rethrow_exception(thrown);
+  if (!failure) return;
+  throw RemoteError(str("[", what, "] rank ", failure->first, " failed: ", failure->second,
+                        " (seen on rank ", group.rank(), ", group ", group.name(), ")"),
+                    failure->first);
+}
+
+}  // namespace
+
+void FSDPEngine::for_each_full_tensor(
+    const std::function<void(const std::string&, const Tensor&)>& fn, bool rank0_only) {
+  stream_full(*runtime_, "for_each_full_tensor", fn, rank0_only);
+}
+
+std::vector<nn::NamedTensor> FSDPEngine::full_state(bool rank0_only) {
   std::vector<nn::NamedTensor> state;
+  const auto keep = [&](const std::string& name, const Tensor& tensor) {
+    state.push_back({name, tensor});
+  };
+  stream_full(*runtime_, "full_state", keep, rank0_only);
+  return state;
+}
+
+ShardedState FSDPEngine::sharded_state() const {
+  const NoGrad no_grad;
+  const StatePlaces places(*runtime_);
+  ShardedState state;
+  check(!runtime_->summoned(), "[sharded_state] must not be called inside summon_full_params");
   for (const auto& [name, tensor] : runtime_->module().named_state()) {
-    const auto found =
-        std::find_if(gathered.begin(), gathered.end(),
-                     [&](const nn::NamedTensor& entry) { return entry.name == name; });
-    state.push_back({name, found != gathered.end() ? found->tensor : tensor.detach().clone()});
+    const StatePlace place = places.of(tensor);
+    state.push_back({name, place.shape, place.part.begin, place.part.end, place.replica,
+                     place.flat ? place.flat->row_view(place.index) : tensor.detach()});
   }
   return state;
 }
 
 void FSDPEngine::load_full_state(const std::vector<nn::NamedTensor>& state) {
-  check(!runtime_->in_forward(), "[load_full_state] must not be called inside forward");
+  const std::string what = "load_full_state";
+  runtime_->require_rest(what);
   const NoGrad no_grad;
-  struct Target {
-    std::string name;
-    Shape shape;
-    Tensor tensor;
-    FlatLayout::Range part;
-  };
-  std::vector<Target> targets;
-  for (FSDPUnit& unit : runtime_->units()) {
-    for (FSDPUnit::Flat& flat : unit.flats) {
-      for (std::size_t i = 0; i < flat.parameter->size(); ++i) {
-        const nn::NamedTensor& named = flat.parameter->parameters()[i];
-        targets.push_back(
-            {named.name, flat.parameter->shape(i), named.tensor, flat.parameter->local(i)});
-      }
-    }
-  }
-  for (const auto& [name, tensor] : runtime_->module().named_state()) {
-    const auto same = [&](const Target& target) { return target.name == name; };
-    if (std::none_of(targets.begin(), targets.end(), same)) {
-      targets.push_back({name, tensor.shape(), tensor, {0, tensor.numel()}});
-    }
-  }
-  std::string wrong;
-  for (const auto& [name, tensor] : state) {
-    const auto found = std::find_if(targets.begin(), targets.end(),
-                                    [&](const Target& target) { return target.name == name; });
-    if (found == targets.end()) {
-      wrong += str("; '", name, "' is unknown");
-    } else if (tensor.shape() != found->shape) {
-      wrong += str("; '", name, "' has shape ", tensor.shape(), " instead of ", found->shape);
-    }
-  }
-  std::vector<const Tensor*> sources;
-  for (const Target& target : targets) {
-    const auto found = std::find_if(state.begin(), state.end(), [&](const nn::NamedTensor& entry) {
-      return entry.name == target.name;
-    });
-    if (found == state.end()) wrong += str("; '", target.name, "' is missing");
-    sources.push_back(found == state.end() ? nullptr : &found->tensor);
-  }
-  check(wrong.empty(), "[load_full_state] the state does not fit", wrong);
-  for (std::size_t i = 0; i < targets.size(); ++i) {
-    const Target& target = targets[i];
-    if (target.part.size() == 0) continue;
-    const Tensor whole = sources[i]->contiguous();
-    const Tensor part =
-        whole.as_strided({target.part.size()}, {1}, whole.storage_offset() + target.part.begin);
-    Tensor row = target.tensor.detach();
-    row.copy_(part.as_strided(row.shape(), contiguous_strides(row.shape()), part.storage_offset()));
-  }
+  const StatePieces pieces(state);
+  load(*runtime_, what, pieces, rank0_alone_brings(*runtime_->group(), !state.empty(), what));
+}
+
+void FSDPEngine::load_sharded_state(std::span<const ShardedState> states) {
+  const std::string what = "load_sharded_state";
+  runtime_->require_rest(what);
+  const NoGrad no_grad;
+  load(*runtime_, what, StatePieces(states), false);
 }
 
 }  // namespace cohort::parallel

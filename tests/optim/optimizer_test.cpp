@@ -293,6 +293,9 @@ TEST(Optimizer, RefusesStateThatDoesNotFit) {
       HasSubstr("'exp_avg_sq' has shape [5]"));
   EXPECT_THROW(optimizer.state(zeros), InvalidArgument);
   EXPECT_TRUE(optimizer.state(param).empty());
+  EXPECT_EQ(optimizer.state_names_of(param), (std::vector<std::string>{"exp_avg", "exp_avg_sq"}))
+      << "known before the first step";
+  EXPECT_THROW(optimizer.state_names_of(zeros), InvalidArgument);
 }
 
 TEST(Optimizer, RefusesParametersThatItCannotTrain) {

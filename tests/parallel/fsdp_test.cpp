@@ -1,5 +1,5 @@
-// What FSDP does beside its numbers (fsdp_parity_test.cpp): memory, traffic, odd models, states,
-// errors. Numbers in names are rows of the FSDP list in docs/conformance.md.
+// What FSDP does beside its numbers (fsdp_parity_test.cpp): memory, traffic, odd models, errors.
+// Numbers in names are rows of the FSDP list in docs/conformance.md.
 
 #include "cohort/parallel/fsdp.h"
 
@@ -353,81 +353,6 @@ TEST(FsdpPrecision, Row29And30ComputesAndReducesInTheGivenDtypes) {
       sgd.step();
       EXPECT_FLOAT_EQ(static_cast<float>(weight.item()), 1 - 1.5e-3f) << "the master is f32";
     });
-  }
-}
-
-TEST(FsdpState, AFullStateLoadsAtAnyOtherNumberOfRanks) {
-  State saved;
-  std::vector<nn::NamedTensor> state;
-  comm::LocalWorld(3).run([&](const Group& group) {
-    FSDP fsdp(small_model(), group, {.auto_wrap_policy = linears()});
-    loss_of(fsdp(inputs_of(0, group->rank(), 0))).backward();
-    optim::SGD(fsdp.parameters(), {.lr = 0.5}).step();
-    auto full = fsdp.full_state(/*rank0_only=*/true);
-    if (group->rank() == 0) {
-      saved = values_of(full);
-      state = std::move(full);
-    } else {
-      EXPECT_TRUE(full.empty());
-    }
-  });
-  for (const int world : {1, 2, 4}) {
-    comm::LocalWorld(world).run([&](const Group& group) {
-      manual_seed(77);
-      FSDP fsdp(models::make_mlp("12-40-24-40-5"), group, {.auto_wrap_policy = linears()});
-      std::vector<nn::NamedTensor> own;  // ranks are threads: each needs tensors of its own
-      for (const auto& [name, values] : saved) {
-        for (const auto& entry : state) {
-          if (entry.name == name) {
-            std::vector<float> narrow(values.begin(), values.end());
-            own.push_back({name, Tensor::from(narrow, entry.tensor.shape())});
-          }
-        }
-      }
-      fsdp.load_full_state(own);
-      EXPECT_EQ(values_of(fsdp.full_state()), saved);
-    });
-  }
-}
-
-TEST(FsdpState, WhatDoesNotFitIsListedAtOnceAndChangesNothing) {
-  comm::LocalWorld(2).run([](const Group& group) {
-    FSDP fsdp(one_weight(3), group);
-    const std::string message = message_of<InvalidArgument>([&] {
-      fsdp.load_full_state({{"weigth", number(1)}, {"extra", number(1)}});
-    });
-    for (const char* text : {"'weigth' is unknown", "'extra' is unknown", "'weight' is missing"}) {
-      EXPECT_NE(message.find(text), std::string::npos) << message;
-    }
-    EXPECT_THROW(fsdp.load_full_state({{"weight", Tensor::ones({2, 2})}}), InvalidArgument);
-    EXPECT_EQ(fsdp.full_state()[0].tensor.item(), 3);
-  });
-}
-
-TEST(FsdpState, Row62SummonedParametersAreWholeAndOwnEditsStay) {
-  for (const bool writeback : {true, false}) {
-    for (const bool zero_copy : {true, false}) {
-      comm::LocalWorld(2).run([&](const Group& group) {
-        FSDP fsdp(std::make_shared<nn::Linear>(5, 7), group, {.zero_copy = zero_copy});
-        const State before = values_of(fsdp.full_state());
-        fsdp.summon_full_params(
-            [&] {
-              EXPECT_EQ(fsdp.module().weight.size(0), 7);
-              EXPECT_EQ(fsdp.module().weight.size(1), 5);
-              fsdp.module().weight.detach().fill_(group->rank() + 10);
-            },
-            writeback);
-        const auto weight = values_of(fsdp.full_state()).at("weight");
-        if (writeback) {
-          EXPECT_EQ(weight.front(), 10) << "rank 0 owns the beginning";
-          EXPECT_EQ(std::count(weight.begin(), weight.end(), 10.0) +
-                        std::count(weight.begin(), weight.end(), 11.0),
-                    35);
-        } else {
-          EXPECT_EQ(weight, before.at("weight"));
-        }
-      });
-    }
   }
 }
 

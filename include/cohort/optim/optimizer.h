@@ -52,6 +52,9 @@ class Optimizer {
   // be updated on their own. FSDP refuses optimizers that say no.
   virtual bool element_wise() const { return false; }
 
+  // Whether this rank has the state of all its parameters, not of a part that it shares with others.
+  virtual bool has_all_state() const { return true; }
+
   std::size_t group_count() const { return groups_.size(); }
   // Parameters of one group, or of all, in order.
   std::vector<Tensor> parameters(std::size_t group) const;
@@ -66,6 +69,9 @@ class Optimizer {
   // step. InvalidArgument for a tensor that is not a parameter of this optimizer.
   std::int64_t step_count(const Tensor& param) const;
   std::vector<NamedState> state(const Tensor& param) const;
+  // Names of the state that `param` has, or will have from its first step on. InvalidArgument as
+  // above.
+  std::vector<std::string> state_names_of(const Tensor& param) const;
   // Sets both, copying the tensors. InvalidArgument when names are missing or unknown.
   void load_state(const Tensor& param, std::int64_t step_count,
                   const std::vector<NamedState>& state);

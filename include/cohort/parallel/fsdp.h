@@ -5,6 +5,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -17,6 +18,7 @@
 #include "cohort/nn/module.h"
 #include "cohort/parallel/fsdp_options.h"
 #include "cohort/parallel/fsdp_plan.h"
+#include "cohort/parallel/fsdp_state.h"
 
 namespace cohort {
 namespace parallel {
@@ -59,9 +61,17 @@ class FSDPEngine {
   void set_sync(bool on);
   bool sync() const;
   double clip_grad_norm(double max_norm, double norm_type);
-  void summon(const std::function<void()>& body, bool writeback);
+  void summon(const std::function<void()>& body, const SummonOptions& options);
+  void for_each_full_tensor(const std::function<void(const std::string&, const Tensor&)>& fn,
+                            bool rank0_only);
   std::vector<nn::NamedTensor> full_state(bool rank0_only);
+  ShardedState sharded_state() const;
   void load_full_state(const std::vector<nn::NamedTensor>& state);
+  void load_sharded_state(std::span<const ShardedState> states);
+  OptimState full_optim_state(const optim::Optimizer& optimizer, bool rank0_only);
+  OptimState sharded_optim_state(const optim::Optimizer& optimizer) const;
+  void load_full_optim_state(optim::Optimizer& optimizer, const OptimState& state);
+  void load_sharded_optim_state(optim::Optimizer& optimizer, std::span<const OptimState> states);
   const FSDPPlan& plan();
   const FSDPPlan& plan(const std::function<void()>& step);
   FSDPPlanCheck check_plan() const;
@@ -185,22 +195,68 @@ class FSDP {
     return engine_->clip_grad_norm(max_norm, norm_type);
   }
 
-  // Collective. Runs `body` while all parameters are whole. With `writeback`, what it writes to the
-  // elements that this rank owns stays; the rest is dropped. InvalidArgument inside forward.
-  void summon_full_params(const std::function<void()>& body, bool writeback = true) {
-    engine_->summon(body, writeback);
+  // Collective. Runs `body`, without recording gradients, while all parameters are whole. What it
+  // writes to elements that this rank owns stays, with writeback; the rest is dropped. Of ranks
+  // that own the same elements the first one's count. When it throws on any rank, nothing is
+  // written on any (RemoteError on the others). InvalidArgument inside forward, backward or another
+  // summon; forward and backward are refused in the body.
+  void summon_full_params(const std::function<void()>& body, const SummonOptions& options = {}) {
+    engine_->summon(body, options);
   }
 
-  // Collective. Parameters and persistent buffers, whole, on the CPU, gathered unit by unit; with
-  // `rank0_only` an empty list on the other ranks.
+  // States (docs/fsdp_states.md), under the module's own names. Not inside forward, backward or
+  // summon_full_params: InvalidArgument.
+  //
+  // Collective. Calls `fn` with every parameter and persistent buffer, whole, on the CPU, in memory
+  // of its own, one after the other in the module's order: a state can be written without ever
+  // being held. With `rank0_only` it is called on rank 0 alone, and the others hold nothing. An
+  // exception of `fn` goes through once all tensors are done; RemoteError on the other ranks then.
+  void for_each_full_tensor(
+      const std::function<void(const std::string& name, const Tensor& tensor)>& fn,
+      bool rank0_only = false) {
+    engine_->for_each_full_tensor(fn, rank0_only);
+  }
+  // Collective. All of them as a list; with `rank0_only` an empty one on the other ranks.
   std::vector<nn::NamedTensor> full_state(bool rank0_only = false) {
     return engine_->full_state(rank0_only);
   }
-  // Takes a whole state, which every rank brings: of full_state(), or of the bare module at any
-  // other number of ranks. InvalidArgument that lists all entries that are missing, unknown or
-  // misshapen; then nothing was changed.
+  // This rank's part. Not collective, copies nothing: the tensors are the parameters' own memory
+  // and follow every update. Also between forward and backward.
+  ShardedState sharded_state() const { return engine_->sharded_state(); }
+
+  // Collective. Takes a whole state, of full_state() or of the bare module, at any number of ranks.
+  // Either every rank brings it, or rank 0 alone and the others an empty list: then tensors are
+  // broadcast one by one. All ranks load or none: InvalidArgument that lists all entries that are
+  // missing, unknown or misshapen, RemoteError on ranks that found nothing wrong.
   void load_full_state(const std::vector<nn::NamedTensor>& state) {
     engine_->load_full_state(state);
+  }
+  // Collective, errors as above, of parts that do not cover this rank's, or overlap, too. Takes
+  // what this rank needs out of the parts that the ranks of another run held: of all, or at least
+  // of those that hold something of it. A lone state is this rank's own. Memory stays where it is.
+  void load_sharded_state(std::span<const ShardedState> states) {
+    engine_->load_sharded_state(states);
+  }
+  void load_sharded_state(const ShardedState& own) { load_sharded_state(std::span(&own, 1)); }
+
+  // The same of the state of an optimizer over these parameters. Those of its parameters that are
+  // not the module's are left alone.
+  OptimState full_optim_state(const optim::Optimizer& optimizer, bool rank0_only = false) {
+    return engine_->full_optim_state(optimizer, rank0_only);
+  }
+  OptimState sharded_optim_state(const optim::Optimizer& optimizer) const {
+    return engine_->sharded_optim_state(optimizer);
+  }
+  // Sets learning rates, step counts and state; a parameter that the state knows as never stepped
+  // becomes so. Parameter groups must be the same.
+  void load_full_optim_state(optim::Optimizer& optimizer, const OptimState& state) {
+    engine_->load_full_optim_state(optimizer, state);
+  }
+  void load_sharded_optim_state(optim::Optimizer& optimizer, std::span<const OptimState> states) {
+    engine_->load_sharded_optim_state(optimizer, states);
+  }
+  void load_sharded_optim_state(optim::Optimizer& optimizer, const OptimState& own) {
+    load_sharded_optim_state(optimizer, std::span(&own, 1));
   }
 
   // Collective. The end of sharding: all parameters become whole again on every rank, tensors of

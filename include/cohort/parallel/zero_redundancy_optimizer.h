@@ -94,6 +94,7 @@ class ZeroRedundancyOptimizer final : public Optim {
     partition_->agree(*this);
   }
 
+  bool has_all_state() const override { return partition_->group()->size() == 1; }
   // The rank that keeps the state of `param`.
   int owner(const Tensor& param) const { return partition_->owner(*this, param); }
 
