@@ -15,6 +15,8 @@ FSDPPlan FSDPEngine::plan() const {
   plan.world_size = runtime_->group()->size();
   std::int64_t largest_full = 0;
   std::int64_t largest_gradient = 0;
+  std::int64_t largest_converted = 0;
+  bool in_place = false;
   std::int64_t root_full = 0;
   for (const FSDPUnit& unit : runtime_->units()) {
     FSDPPlan::Unit& row = plan.units.emplace_back();
@@ -42,7 +44,9 @@ FSDPPlan FSDPEngine::plan() const {
         plan.parameter_bytes += parameter.full_bytes() / row.shard_size;
       }
       if (!parameter.trained()) continue;
-      plan.gradient_bytes += shard_bytes;
+      const bool low = parameter.config().keep_low_precision;
+      const DType kept = low ? parameter.config().reduce : parameter.dtype();
+      plan.gradient_bytes += entry.shard * static_cast<std::int64_t>(item_size(kept));
       plan.adam_bytes += 2 * shard_bytes;
       const auto whole = parameter.layout().total() *
                          static_cast<std::int64_t>(item_size(parameter.config().reduce));
@@ -61,6 +65,10 @@ FSDPPlan FSDPEngine::plan() const {
     (unit.root ? root_full : largest_full) =
         std::max(unit.root ? root_full : largest_full, unit.full_bytes);
     largest_gradient = std::max(largest_gradient, unit.gradient_bytes);
+    largest_converted = std::max(largest_converted, unit.converted_bytes);
+    in_place |= std::any_of(unit.flats.begin(), unit.flats.end(), [](const auto& flat) {
+      return flat.parameter->trained() && !flat.parameter->converts_gradient();
+    });
   }
   // Units that drop their parameters after forward take turns in two slots.
   std::int64_t slots = 0;
@@ -74,7 +82,9 @@ FSDPPlan FSDPEngine::plan() const {
     }
   }
   plan.gathered_peak_bytes = root_full + (slots + (turns ? 2 : 0)) * largest_full;
-  plan.gradient_peak_bytes = 3 * largest_gradient;
+  // The root's and that of the unit that computes; beside them one that is being reduced, or two in
+  // the reduction's dtype.
+  plan.gradient_peak_bytes = (in_place ? 3 : 2) * largest_gradient + 2 * largest_converted;
   return plan;
 }
 

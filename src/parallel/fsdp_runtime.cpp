@@ -14,6 +14,21 @@
 #include "parallel/boundary.h"
 
 namespace cohort::parallel {
+namespace {
+
+constexpr const char* kManager = "FSDP";
+
+// That of a module which is kept in full precision: its first floating parameter's or buffer's.
+DType own_dtype(const UnitPlan& plan) {
+  for (const auto* list : {&plan.parameters, &plan.buffers}) {
+    for (const auto& [name, tensor] : *list) {
+      if (is_floating(tensor.dtype())) return tensor.dtype();
+    }
+  }
+  return f32;
+}
+
+}  // namespace
 
 FSDPRuntime::FSDPRuntime(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
                          const FSDPOptions& options)
@@ -42,7 +57,7 @@ void FSDPRuntime::release_parameters() {
     for (FSDPUnit::Flat& flat : unit.flats) {
       if (!flat.parameter) continue;
       for (const auto& [name, tensor] : flat.parameter->parameters()) {
-        if (tensor.requires_grad()) set_grad_manager(tensor, "");
+        if (!grad_manager(tensor).empty()) set_grad_manager(tensor, "");
       }
     }
   }
@@ -91,8 +106,12 @@ void FSDPRuntime::form_units() {
     unit.name = plan.name;
     unit.root = plan.module == &module_;
     unit.options = options_of_unit(options_, *unit.module, unit.name);
+    if (plan.full_precision && !unit.options.mixed_precision.param_dtype) {
+      unit.own_dtype = own_dtype(plan);
+    }
     give_groups(unit);
     add_flats(unit, std::move(plan.parameters));
+    lay_out_gradients(unit);
   }
   make_slots();
 }
@@ -100,20 +119,52 @@ void FSDPRuntime::form_units() {
 void FSDPRuntime::make_slots() {
   for (auto& [ranks, groups] : groups_) {
     std::int64_t full = 0;
-    std::int64_t gradients = 0;
     for (const FSDPUnit& unit : units_) {
       if (unit.groups != &groups) continue;
       if (!unit.root) full = std::max(full, unit.full_bytes);
-      gradients = std::max(gradients, unit.gradient_bytes);
     }
     groups.full = std::make_unique<Slots>(
         full, 0, [this, &groups](std::int64_t bytes) { return gather_memory(groups, bytes); });
+  }
+  make_gradient_slots();
+}
+
+void FSDPRuntime::make_gradient_slots() {
+  for (auto& [ranks, groups] : groups_) {
+    std::int64_t computed = 0;
+    std::int64_t converted = 0;
+    bool reduced_in_place = false;
+    for (const FSDPUnit& unit : units_) {
+      if (unit.groups != &groups) continue;
+      computed = std::max(computed, unit.gradient_bytes);
+      converted = std::max(converted, unit.converted_bytes);
+      reduced_in_place |= std::any_of(unit.flats.begin(), unit.flats.end(), [](const auto& flat) {
+        return flat.parameter->trained() && !flat.parameter->converts_gradient();
+      });
+    }
     // What reduces them reads the ranks' gradients where they lie.
     const auto& reducing = groups.shard->size() > 1 ? groups.shard : group_;
-    groups.gradient = std::make_unique<Slots>(gradients, 1, [reducing](std::int64_t bytes) {
+    const auto make = [reducing](std::int64_t bytes) {
       const MemoryCategoryScope category(MemoryCategory::gradients);
       return reducing->allocate({bytes}, {.dtype = u8});
-    });
+    };
+    groups.gradient = std::make_unique<Slots>(computed, reduced_in_place ? 1 : 0, make);
+    groups.converted = std::make_unique<Slots>(converted, 1, make);
+  }
+}
+
+// Which gradients a unit has, and where they lie in its slots.
+void FSDPRuntime::lay_out_gradients(FSDPUnit& unit) {
+  unit.gradient_bytes = 0;
+  unit.converted_bytes = 0;
+  for (FSDPUnit::Flat& flat : unit.flats) {
+    const FlatParameter& parameter = *flat.parameter;
+    if (!parameter.trained()) continue;
+    flat.gradient_offset = unit.gradient_bytes;
+    unit.gradient_bytes += parameter.full_bytes();
+    if (!parameter.converts_gradient()) continue;
+    flat.converted_offset = unit.converted_bytes;
+    unit.converted_bytes += parameter.reduced_bytes();
   }
 }
 
@@ -144,12 +195,8 @@ void FSDPRuntime::add_flats(FSDPUnit& unit, std::vector<nn::NamedTensor> paramet
 
 void FSDPRuntime::add_flat(FSDPUnit& unit, std::vector<nn::NamedTensor> parameters) {
   const DType own = parameters.front().tensor.dtype();
-  const bool trained = parameters.front().tensor.requires_grad();
   const FSDPMixedPrecision& precision = unit.options.mixed_precision;
   const DType compute = is_floating(own) ? precision.param_dtype.value_or(own) : own;
-  for (const auto& [name, tensor] : parameters) {
-    if (tensor.requires_grad()) set_grad_manager(tensor, "FSDP");
-  }
   FSDPUnit::Flat& flat = unit.flats.emplace_back();
   const std::size_t count = parameters.size();
   flat.parameter = std::make_unique<FlatParameter>(
@@ -158,6 +205,7 @@ void FSDPRuntime::add_flat(FSDPUnit& unit, std::vector<nn::NamedTensor> paramete
                             .reduce = precision.reduce_dtype.value_or(compute),
                             .zero_copy = options_.zero_copy && unit.groups->shard->size() > 1 &&
                                          unit.groups->shard->shares_memory(),
+                            .keep_low_precision = precision.keep_low_precision_grads,
                             .name = unit.label()});
   flat.arrived.resize(count);
   flat.expected.resize(count);
@@ -165,10 +213,6 @@ void FSDPRuntime::add_flat(FSDPUnit& unit, std::vector<nn::NamedTensor> paramete
   if (!flat.parameter->resident()) {
     flat.full_offset = unit.full_bytes;
     unit.full_bytes += flat.parameter->full_bytes();
-  }
-  if (trained) {
-    flat.gradient_offset = unit.gradient_bytes;
-    unit.gradient_bytes += flat.parameter->full_bytes();
   }
 }
 
@@ -183,16 +227,42 @@ void FSDPRuntime::install_hooks() {
         unit.module->register_forward_hook([weak, &unit](nn::Module&, std::span<Tensor> outputs) {
           if (const auto self = weak.lock()) self->after_forward(unit, outputs);
         }));
+    for (FSDPUnit::Flat& flat : unit.flats) watch_gradients(unit, flat);
+  }
+}
+
+// Freezing a parameter takes its hooks away, so those that are trained anew get them again.
+void FSDPRuntime::watch_gradients(FSDPUnit& unit, FSDPUnit::Flat& flat) {
+  for (std::size_t i = 0; i < flat.parameter->size(); ++i) {
+    const Tensor& parameter = flat.parameter->parameters()[i].tensor;
+    if (!flat.parameter->trained(i) || grad_manager(parameter) == kManager) continue;
+    set_grad_manager(parameter, kManager);
+    unit.hooks.push_back(register_post_accumulate_grad_hook(
+        parameter, [weak = weak_from_this(), &unit, &flat, i](const Tensor&) {
+          if (const auto self = weak.lock()) self->on_gradient(unit, flat, i);
+        }));
+  }
+}
+
+// What the caller has done to the module since the last step.
+void FSDPRuntime::follow_module() {
+  bool changed = false;
+  for (FSDPUnit& unit : units_) {
     for (FSDPUnit::Flat& flat : unit.flats) {
-      if (!flat.parameter->trained()) continue;
-      for (std::size_t i = 0; i < flat.parameter->size(); ++i) {
-        unit.hooks.push_back(register_post_accumulate_grad_hook(
-            flat.parameter->parameters()[i].tensor, [weak, &unit, &flat, i](const Tensor&) {
-              if (const auto self = weak.lock()) self->on_gradient(unit, flat, i);
-            }));
-      }
+      if (!flat.parameter->exchanged()) flat.parameter->check_rows();
+      changed |= flat.parameter->update_trained();
     }
   }
+  if (!changed) return;
+  for (FSDPUnit& unit : units_) {
+    check<AutogradError>(!unit.accumulated && backward_ == 0,
+                         "[FSDP] parameters were frozen or unfrozen while unit '", unit.label(),
+                         "' keeps gradients of backwards without sync (rank ", group_->rank(),
+                         "); do it after a backward outside no_sync()");
+    lay_out_gradients(unit);
+    for (FSDPUnit::Flat& flat : unit.flats) watch_gradients(unit, flat);
+  }
+  make_gradient_slots();
 }
 
 void FSDPRuntime::fence() {
@@ -208,6 +278,7 @@ void FSDPRuntime::fence() {
 }
 
 void FSDPRuntime::begin_forward() {
+  follow_module();
   forward_order_.clear();
   for (FSDPUnit& unit : units_) {
     for (FSDPUnit::Flat& flat : unit.flats) flat.parameter->refresh();
@@ -226,13 +297,21 @@ void FSDPRuntime::end_forward() {
   fence();
 }
 
-void FSDPRuntime::cast_inputs(const FSDPUnit& unit, std::span<Tensor> inputs) const {
+// Converts what the unit's precision says; returns the dtype that its outputs are to have.
+std::optional<DType> FSDPRuntime::cast_inputs(const FSDPUnit& unit,
+                                              std::span<Tensor> inputs) const {
   const FSDPMixedPrecision& precision = unit.options.mixed_precision;
-  if (!precision.param_dtype) return;
-  if (!(unit.root ? precision.cast_root_forward_inputs : precision.cast_forward_inputs)) return;
+  const bool casts =
+      precision.cast_forward_inputs || (unit.root && precision.cast_root_forward_inputs);
+  const std::optional<DType>& wanted = unit.own_dtype ? unit.own_dtype : precision.param_dtype;
+  const bool cast = wanted && (unit.own_dtype || casts);
+  std::optional<DType> first;
   for (Tensor& input : inputs) {
-    if (input.defined() && is_floating(input.dtype())) input = input.to(*precision.param_dtype);
+    if (!input.defined() || !is_floating(input.dtype())) continue;
+    if (!first) first = input.dtype();
+    if (cast && input.dtype() != *wanted) input = input.to(*wanted);
   }
+  return unit.own_dtype && !precision.output_dtype ? first : precision.output_dtype;
 }
 
 void FSDPRuntime::before_forward(FSDPUnit& unit, std::span<Tensor> inputs) {
@@ -240,16 +319,20 @@ void FSDPRuntime::before_forward(FSDPUnit& unit, std::span<Tensor> inputs) {
   ++depth_;
   ++unit.running;
   forward_order_.push_back(&unit);
-  cast_inputs(unit, inputs);
+  const std::optional<DType> outputs = cast_inputs(unit, inputs);
   start_gather(unit);
   finish_gather(unit);
   if (options_.forward_prefetch) prefetch_forward(unit);
-  calls_.push_back({.begin = Context::current().next_node});
+  calls_.push_back({.begin = Context::current().next_node, .outputs = outputs});
 }
 
 void FSDPRuntime::after_forward(FSDPUnit& unit, std::span<Tensor> outputs) {
   FSDPCall call = calls_.back();
   calls_.pop_back();
+  for (Tensor& output : outputs) {
+    if (!call.outputs || !output.defined() || !is_floating(output.dtype())) continue;
+    if (output.dtype() != *call.outputs) output = output.to(*call.outputs);
+  }
   call.end = Context::current().next_node;
   put_boundary(outputs, [weak = weak_from_this(), &unit, call] {
     if (const auto self = weak.lock()) self->enter_backward(unit, call);
