@@ -6,7 +6,18 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 preset=${COHORT_PRESET:-release}
 
-trap 'echo "tests/run.sh: failed in: ${current:-start}" >&2' ERR
+# What failed is said once more at the end, where a long log is read first.
+say_failures() {
+  awk '/^[0-9]+\/[0-9]+ Testing: / { block = "" }
+       { block = block $0 "\n" }
+       /^Test (Failed|time)/ && /Failed/ { printf "%s\n", block }' \
+    "build/$preset/Testing/Temporary/LastTest.log" | tail -n 300
+}
+failed() {
+  if [[ ${current:-} == "running the tests" ]]; then say_failures; fi
+  echo "tests/run.sh: failed in: ${current:-start}" >&2
+}
+trap failed ERR
 current="installing packages"
 bash cmake/install_debian.sh build data
 current="configuring build/$preset"

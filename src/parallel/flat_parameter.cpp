@@ -67,8 +67,7 @@ FlatParameter::FlatParameter(std::vector<nn::NamedTensor> parameters,
     Tensor parameter = parameters_[i].tensor;
     shapes_.push_back(parameter.shape());
     const FlatLayout::Range part = local(i);
-    const std::int64_t at = part.size() > 0 ? layout_.offset(i) + part.begin - first : 0;
-    const Tensor row = shard_.as_strided({part.size()}, {1}, shard_.storage_offset() + at);
+    const Tensor row = row_view(i);
     const Tensor whole = parameter.detach().contiguous();
     Tensor(row).copy_(whole.as_strided({part.size()}, {1}, whole.storage_offset() + part.begin));
     // The parameter keeps its gradient information and becomes the row.
@@ -76,6 +75,48 @@ FlatParameter::FlatParameter(std::vector<nn::NamedTensor> parameters,
     parameter.impl()->swap_view(*view.impl());
     stand_ins_.push_back(full_view(i));
   }
+}
+
+Tensor FlatParameter::row_view(std::size_t i) const {
+  const FlatLayout::Range part = local(i);
+  const std::int64_t first = layout_.shard() * group_->rank();
+  const std::int64_t at = part.size() > 0 ? layout_.offset(i) + part.begin - first : 0;
+  return shard_.as_strided({part.size()}, {1}, shard_.storage_offset() + at);
+}
+
+void FlatParameter::begin_rehearsal() {
+  const NoGrad no_grad;
+  const MemoryCategoryScope category(MemoryCategory::parameters);
+  const DType own = shard_.dtype();
+  const Device meta = Device::meta();
+  aside_ = std::make_unique<Aside>(Aside{shard_, full_, {}, std::exchange(stand_ins_, {}), {}, {}});
+  shard_ = Tensor::empty({layout_.shard()}, {own, meta, false});
+  shard_.storage().set_padded_slots();
+  full_ = unbacked_row(layout_.total(), config_.compute, meta);
+  if (resident_ && own != config_.compute) {
+    aside_->counted = Tensor::empty({layout_.shard()}, {config_.compute, meta, false});
+  }
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Tensor parameter = parameters_[i].tensor;
+    aside_->gradients.push_back(parameter.grad());
+    parameter.set_grad({});
+    aside_->rows.push_back(row_view(i));
+    parameter.impl()->swap_view(*aside_->rows.back().impl());
+    stand_ins_.push_back(full_view(i));
+  }
+}
+
+void FlatParameter::end_rehearsal() {
+  const std::unique_ptr<Aside> aside = std::move(aside_);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Tensor parameter = parameters_[i].tensor;
+    parameter.impl()->swap_view(*aside->rows[i].impl());
+    // Which may be of another dtype than set_grad() wants.
+    if (AutogradMeta* meta = AutogradMeta::of(parameter)) meta->grad = aside->gradients[i];
+  }
+  shard_ = aside->shard;
+  full_ = aside->full;
+  stand_ins_ = aside->stand_ins;
 }
 
 Tensor FlatParameter::full_view(std::size_t i) const {
@@ -111,30 +152,32 @@ void FlatParameter::check_rows() const {
 }
 
 void FlatParameter::refresh() {
-  if (!resident_ || config_.compute == shard_.dtype()) return;
+  if (!resident_ || config_.compute == shard_.dtype() || aside_) return;
   const NoGrad no_grad;
   Tensor own = full_.as_strided({layout_.shard()}, {1}, layout_.shard() * group_->rank());
   own.copy_(shard_);
 }
 
-comm::Work FlatParameter::gather(const Tensor& memory, std::int64_t byte_offset) {
+comm::Work FlatParameter::gather(FSDPCollectives& collectives, const Tensor& memory,
+                                 std::int64_t byte_offset) {
   const NoGrad no_grad;
   // A storage of its own: writing the gathered values is no change of the parameters' values, which
   // is what versions count.
   const Tensor lent = memory;
   const auto bytes = static_cast<std::size_t>(full_bytes());
-  auto* data = static_cast<std::byte*>(memory.raw()) + byte_offset;
+  auto* data = static_cast<std::byte*>(memory.raw());
+  if (data != nullptr) data += byte_offset;  // null on the meta device
   const Tensor target(
       make_intrusive<TensorImpl>(make_intrusive<Storage>(data, bytes, memory.device(), [lent] {}),
                                  config_.compute, Shape{layout_.total()}, Dims{1}, 0));
   const comm::CollectiveOptions options{.owner = config_.name};
   comm::Work work;
   if (config_.compute == shard_.dtype()) {
-    work = group_->all_gather(target, shard_, options);
+    work = collectives.all_gather(*group_, target, shard_, options);
   } else {
     Tensor own = target.as_strided({layout_.shard()}, {1}, layout_.shard() * group_->rank());
     own.copy_(shard_);
-    work = group_->all_gather(target, own, options);
+    work = collectives.all_gather(*group_, target, own, options);
   }
   full_.storage().borrow_memory(IntrusivePtr<Storage>(&target.storage()), 0);
   return work;

@@ -9,6 +9,7 @@
 #include "cohort/core/tensor.h"
 #include "cohort/nn/module.h"
 #include "parallel/flat_layout.h"
+#include "parallel/fsdp_collectives.h"
 
 namespace cohort::parallel {
 
@@ -65,9 +66,14 @@ class FlatParameter {
   // A resident buffer of another dtype than the shard: brings this rank's part up to date.
   void refresh();
 
+  // From here to end_rehearsal(), at rest at both: its place is taken by one on the meta device of
+  // the same layout, whose parameters have no gradients.
+  void begin_rehearsal();
+  void end_rehearsal();
+
   // Gathers into `memory` (of another user until `available`), from `byte_offset` on; not for a
   // resident buffer.
-  comm::Work gather(const Tensor& memory, std::int64_t byte_offset);
+  comm::Work gather(FSDPCollectives& collectives, const Tensor& memory, std::int64_t byte_offset);
   // What gather() has filled is not needed any more.
   void drop_gathered();
   // The parameters become whole, and rows again.
@@ -89,7 +95,18 @@ class FlatParameter {
   void take_gradient(const Tensor& row, const std::vector<bool>& used);
 
  private:
+  // What is put aside for a rehearsal.
+  struct Aside {
+    Tensor shard;
+    Tensor full;
+    std::vector<Tensor> rows;  // hold the parameters' own views
+    std::vector<Tensor> stand_ins;
+    std::vector<Tensor> gradients;
+    Tensor counted;  // memory that the stand-in has beside its shard
+  };
+
   Tensor full_view(std::size_t i) const;
+  Tensor row_view(std::size_t i) const;
 
   std::vector<nn::NamedTensor> parameters_;
   std::vector<Shape> shapes_;
@@ -105,6 +122,7 @@ class FlatParameter {
   std::vector<Tensor> stand_ins_;  // what each parameter is not at the moment
   Tensor gradient_;                // flat, between begin_backward() and end_backward()
   std::vector<Tensor> kept_;       // gradients of the rows from before this backward
+  std::unique_ptr<Aside> aside_;
 };
 
 }  // namespace cohort::parallel

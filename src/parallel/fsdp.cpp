@@ -201,6 +201,18 @@ bool FSDPEngine::sync() const {
   return runtime_->sync();
 }
 
+void backward_on_meta(const std::vector<Tensor>& outputs) {
+  std::vector<Tensor> roots;
+  std::vector<Tensor> gradients;
+  for (const Tensor& output : outputs) {
+    if (!output.defined() || !output.requires_grad()) continue;
+    roots.push_back(output);
+    gradients.push_back(Tensor::empty(output.shape(), {output.dtype(), output.device(), false}));
+  }
+  check(!roots.empty(), "[FSDP] no output of the module takes part in a graph");
+  backward(roots, gradients);
+}
+
 void FSDPEngine::set_gradient_divide_factor(double factor) {
   runtime_->set_gradient_divide_factor(factor);
 }

@@ -86,13 +86,12 @@ void FSDPRuntime::end_unit_backward(FSDPUnit& unit) {
 }
 
 void FSDPRuntime::prefetch_backward(FSDPUnit& unit) {
-  // Backward goes through the calls from the last to the first.
   std::size_t at = cursor_;
-  while (at > 0 && forward_order_[at - 1] != &unit) --at;
+  while (at > 0 && ended_[at - 1] != &unit) --at;
   if (at == 0) return;  // in an order of its own
   cursor_ = at - 1;
   for (std::size_t next = cursor_; next > 0; --next) {
-    FSDPUnit& candidate = *forward_order_[next - 1];
+    FSDPUnit& candidate = *ended_[next - 1];
     if (candidate.state == FSDPUnit::State::gathered) continue;
     if (may_start(candidate)) start_gather(candidate);
     return;
@@ -109,11 +108,9 @@ void FSDPRuntime::finish_backward() {
   if (accumulating_ && sync_) finish_reductions();
   backward_ = 0;
   if (!accumulating_) return;
-  for (auto& [ranks, groups] : groups_) {
-    groups.gradient->trim();
-    groups.converted->trim();
-  }
+  trim_gradient_slots();
   if (!sync_) fence();
+  end_record();
 }
 
 void FSDPRuntime::fail(const std::exception_ptr& error) {
@@ -121,12 +118,7 @@ void FSDPRuntime::fail(const std::exception_ptr& error) {
   backward_ = 0;
   // The others wait for this rank's part of the step.
   const std::string text = str("in backward: ", what_of(error));
-  group_->abort(text);
-  for (const auto& [ranks, groups] : groups_) {
-    for (const auto& group : {groups.shard, groups.replicate}) {
-      if (group && group->size() > 1) group->abort(text);
-    }
-  }
+  for (comm::ProcessGroup* group : all_groups()) collectives_->abort(*group, text);
   for (FSDPUnit& unit : units_) {
     if (accumulating_) {
       for (FSDPUnit::Flat& flat : unit.flats) flat.parameter->abandon_backward();

@@ -1,7 +1,8 @@
+// What a step will do: from the layouts, or from a step on the meta device.
+
 #include "cohort/parallel/fsdp_plan.h"
 
 #include <algorithm>
-#include <ostream>
 
 #include "cohort/core/error.h"
 #include "cohort/parallel/fsdp.h"
@@ -9,106 +10,266 @@
 
 namespace cohort {
 namespace parallel {
+namespace {
 
-FSDPPlan FSDPEngine::plan() const {
-  FSDPPlan plan;
-  plan.world_size = runtime_->group()->size();
-  std::int64_t largest_full = 0;
-  std::int64_t largest_gradient = 0;
-  std::int64_t largest_converted = 0;
-  bool in_place = false;
-  std::int64_t root_full = 0;
-  for (const FSDPUnit& unit : runtime_->units()) {
-    FSDPPlan::Unit& row = plan.units.emplace_back();
-    row.name = unit.name;
-    row.shard_size = unit.groups->shard->size();
-    const bool twice = !unit.keeps_after_forward();
+using comm::Operation;
+
+std::int64_t bytes_of(std::int64_t elements, DType dtype) {
+  return elements * static_cast<std::int64_t>(item_size(dtype));
+}
+
+FSDPPlan::Unit plan_unit(const FSDPUnit& unit) {
+  FSDPPlan::Unit row;
+  row.name = unit.name;
+  row.strategy = name(unit.options.sharding_strategy);
+  row.shard_size = unit.groups->shard->size();
+  for (const FSDPUnit::Flat& flat : unit.flats) {
+    const FlatParameter& parameter = *flat.parameter;
+    FSDPPlan::Flat& entry = row.flats.emplace_back();
+    entry.dtype = parameter.dtype();
+    entry.compute = parameter.config().compute;
+    entry.reduce = parameter.config().reduce;
+    entry.gradient = parameter.config().keep_low_precision ? entry.reduce : entry.dtype;
+    entry.trained = parameter.trained();
+    entry.resident = parameter.resident();
+    entry.elements = parameter.layout().total();
+    entry.shard = parameter.layout().shard();
+    for (const auto& [name, tensor] : parameter.parameters()) entry.parameters.push_back(name);
+  }
+  return row;
+}
+
+// What lives between steps.
+void add_rest(FSDPPlan& plan, const FSDPPlan::Unit& unit) {
+  for (const FSDPPlan::Flat& flat : unit.flats) {
+    const std::int64_t shard = bytes_of(flat.shard, flat.dtype);
+    plan.parameter_bytes += shard;
+    // A shared buffer of converted values lies beside the shards.
+    if (flat.resident && flat.compute != flat.dtype) {
+      plan.parameter_bytes += bytes_of(flat.shard, flat.compute);
+    }
+    if (!flat.trained) continue;
+    plan.gradient_bytes += bytes_of(flat.shard, flat.gradient);
+    plan.adam_bytes += 2 * shard;
+  }
+}
+
+// The collectives of a model that calls each unit once, in the order of the list from its end: the
+// root first, then units as they are registered.
+class AssumedStep {
+ public:
+  explicit AssumedStep(const FSDPRuntime& runtime) : runtime_(runtime) {}
+
+  std::vector<FSDPPlan::Collective> collectives() {
+    std::vector<const FSDPUnit*> order{&runtime_.units().back()};
+    for (const FSDPUnit& unit : runtime_.units()) {
+      if (!unit.root) order.push_back(&unit);
+    }
+    if (runtime_.fences()) note(*runtime_.group(), Operation::barrier, DType::u8, 0, "shards");
+    for (const FSDPUnit* unit : order) gather(*unit);
+    std::int64_t trained = 1;  // the flags are never empty
+    for (auto unit = order.rbegin(); unit != order.rend(); ++unit) {
+      if (!(*unit)->keeps_after_forward()) gather(**unit);
+      for (const FSDPUnit::Flat& flat : (*unit)->flats) {
+        if (!flat.parameter->trained()) continue;
+        trained += static_cast<std::int64_t>(flat.parameter->size());
+        reduce(**unit, *flat.parameter);
+      }
+    }
+    if (runtime_.group()->size() > 1) {
+      note(*runtime_.group(), Operation::all_reduce, DType::u8, trained, "used parameters");
+    }
+    return std::move(list_);
+  }
+
+ private:
+  void note(const comm::ProcessGroup& group, Operation operation, DType dtype,
+            std::int64_t elements, const std::string& owner, bool symmetric = false,
+            bool in_place = false) {
+    list_.push_back({operation, owner, group.size(), dtype, elements, bytes_of(elements, dtype),
+                     group.expected_bytes(operation, dtype, elements, symmetric, in_place)});
+  }
+
+  void gather(const FSDPUnit& unit) {
     for (const FSDPUnit::Flat& flat : unit.flats) {
       const FlatParameter& parameter = *flat.parameter;
-      FSDPPlan::Flat& entry = row.flats.emplace_back();
-      entry.dtype = parameter.dtype();
-      entry.compute = parameter.config().compute;
-      entry.trained = parameter.trained();
-      entry.resident = parameter.resident();
-      entry.elements = parameter.layout().total();
-      entry.shard = parameter.layout().shard();
-      for (const auto& [name, tensor] : parameter.parameters()) entry.parameters.push_back(name);
-      const auto shard_bytes =
-          entry.shard * static_cast<std::int64_t>(item_size(parameter.dtype()));
-      plan.parameter_bytes += shard_bytes;
-      if (!parameter.resident()) {
-        const std::int64_t times = twice ? 2 : 1;
-        plan.all_gathers += times;
-        plan.gathered_bytes += times * parameter.full_bytes();
-      } else if (parameter.config().compute != parameter.dtype()) {
-        plan.parameter_bytes += parameter.full_bytes() / row.shard_size;
-      }
-      if (!parameter.trained()) continue;
-      const bool low = parameter.config().keep_low_precision;
-      const DType kept = low ? parameter.config().reduce : parameter.dtype();
-      plan.gradient_bytes += entry.shard * static_cast<std::int64_t>(item_size(kept));
-      plan.adam_bytes += 2 * shard_bytes;
-      const auto whole = parameter.layout().total() *
-                         static_cast<std::int64_t>(item_size(parameter.config().reduce));
-      if (row.shard_size > 1) {
-        ++plan.reduce_scatters;
-        plan.reduced_bytes += whole;
-        if (row.shard_size < plan.world_size) {
-          ++plan.all_reduces;
-          plan.reduced_bytes += whole / row.shard_size;
-        }
-      } else if (plan.world_size > 1) {
-        ++plan.all_reduces;
-        plan.reduced_bytes += whole;
-      }
-    }
-    (unit.root ? root_full : largest_full) =
-        std::max(unit.root ? root_full : largest_full, unit.full_bytes);
-    largest_gradient = std::max(largest_gradient, unit.gradient_bytes);
-    largest_converted = std::max(largest_converted, unit.converted_bytes);
-    in_place |= std::any_of(unit.flats.begin(), unit.flats.end(), [](const auto& flat) {
-      return flat.parameter->trained() && !flat.parameter->converts_gradient();
-    });
-  }
-  // Units that drop their parameters after forward take turns in two slots.
-  std::int64_t slots = 0;
-  bool turns = false;
-  for (const FSDPUnit& unit : runtime_->units()) {
-    if (unit.root || unit.full_bytes == 0) continue;
-    if (unit.keeps_after_forward()) {
-      ++slots;
-    } else {
-      turns = true;
+      if (parameter.resident()) continue;
+      const DType compute = parameter.config().compute;
+      const comm::ProcessGroup& group = *unit.groups->shard;
+      note(group, Operation::all_gather, compute, parameter.layout().total(), unit.label(),
+           group.size() > 1, compute != parameter.dtype());
     }
   }
-  plan.gathered_peak_bytes = root_full + (slots + (turns ? 2 : 0)) * largest_full;
-  // The root's and that of the unit that computes; beside them one that is being reduced, or two in
-  // the reduction's dtype.
-  plan.gradient_peak_bytes = (in_place ? 3 : 2) * largest_gradient + 2 * largest_converted;
+
+  void reduce(const FSDPUnit& unit, const FlatParameter& parameter) {
+    const FlatParameter::Config& config = parameter.config();
+    const std::int64_t total = parameter.layout().total();
+    const FSDPGroups& groups = *unit.groups;
+    if (groups.shard->size() > 1) {
+      note(*groups.shard, Operation::reduce_scatter, config.reduce, total, unit.label(), true);
+    }
+    if (!groups.replicate || groups.replicate->size() == 1) return;
+    const bool whole = groups.shard->size() == 1;
+    note(*groups.replicate, Operation::all_reduce, config.reduce,
+         whole ? total : parameter.layout().shard(), unit.label(), whole);
+  }
+
+  const FSDPRuntime& runtime_;
+  std::vector<FSDPPlan::Collective> list_;
+};
+
+// Upper bounds of gathered parameters and whole gradients.
+void add_bounds(FSDPPlan& plan, const FSDPRuntime& runtime) {
+  for (const auto& [ranks, groups] : runtime.groups()) {
+    std::int64_t slots = 0;
+    bool turns = false;
+    for (const FSDPUnit& unit : runtime.units()) {
+      if (unit.groups != &groups || unit.full_bytes == 0) continue;
+      if (unit.root) {
+        plan.rise[static_cast<std::size_t>(MemoryCategory::parameters)] += unit.full_bytes;
+      } else if (unit.keeps_after_forward()) {
+        ++slots;
+      } else {
+        turns = true;  // units that drop their parameters take turns in two slots
+      }
+    }
+    plan.rise[static_cast<std::size_t>(MemoryCategory::parameters)] +=
+        (slots + (turns ? 2 : 0)) * groups.full->bytes();
+    // The root's and that of the unit that computes; beside them one that is being reduced, or two
+    // in the reduction's dtype.
+    plan.rise[static_cast<std::size_t>(MemoryCategory::gradients)] +=
+        (2 + groups.gradient->spare()) * groups.gradient->bytes() + 2 * groups.converted->bytes();
+  }
+  plan.rise[static_cast<std::size_t>(MemoryCategory::gradients)] += plan.gradient_bytes;
+  for (const std::int64_t bytes : plan.rise) plan.rise_total += bytes;
+}
+
+FSDPPlan::ByCategory rise_of(const FSDPRuntime::StepRecord& step) {
+  FSDPPlan::ByCategory rise{};
+  for (std::size_t i = 0; i < rise.size(); ++i) {
+    rise[i] = step.after.peak[i] - step.before.live[i];
+  }
+  return rise;
+}
+
+FSDPPlan layout_plan(const FSDPRuntime& runtime) {
+  FSDPPlan plan;
+  plan.world_size = runtime.group()->size();
+  for (const FSDPUnit& unit : runtime.units()) {
+    plan.units.push_back(plan_unit(unit));
+    add_rest(plan, plan.units.back());
+  }
+  // What every rank has whole.
+  for (const Tensor& tensor : runtime.unsharded()) {
+    const auto bytes = static_cast<std::int64_t>(tensor.bytes());
+    constexpr auto kLine = static_cast<std::int64_t>(kMemoryAlignment);
+    plan.parameter_bytes += (bytes + kLine - 1) / kLine * kLine;
+  }
   return plan;
+}
+
+}  // namespace
+
+const FSDPPlan& FSDPEngine::plan() {
+  planned_ = layout_plan(*runtime_);
+  planned_->collectives = AssumedStep(*runtime_).collectives();
+  add_bounds(*planned_, *runtime_);
+  runtime_->record_next_step();
+  return *planned_;
+}
+
+const FSDPPlan& FSDPEngine::plan(const std::function<void()>& step) {
+  FSDPPlan plan = layout_plan(*runtime_);
+  const FSDPRuntime::StepRecord record = runtime_->rehearse(step, plan.collectives);
+  plan.rehearsed = true;
+  plan.rise = rise_of(record);
+  plan.rise_total = record.after.peak_total - record.before.live_total;
+  runtime_->record_next_step();
+  return planned_.emplace(std::move(plan));
+}
+
+FSDPPlanCheck FSDPEngine::check_plan() const {
+  check(planned_.has_value(), "[check_plan] there is no plan; call plan() before the step");
+  const auto& step = runtime_->step_record();
+  check(step && step->complete,
+        "[check_plan] no step has ended since plan(): a forward and a synchronising backward");
+  FSDPPlanCheck result;
+  for (const Operation operation : {Operation::all_gather, Operation::reduce_scatter,
+                                    Operation::all_reduce, Operation::barrier}) {
+    comm::OperationStats counted;
+    for (std::size_t g = 0; g < step->groups_after.size(); ++g) {
+      const comm::OperationStats& before = step->groups_before[g].of(operation);
+      const comm::OperationStats& after = step->groups_after[g].of(operation);
+      counted.count += after.count - before.count;
+      counted.logical_bytes += after.logical_bytes - before.logical_bytes;
+      counted.moved_bytes += after.moved_bytes - before.moved_bytes;
+    }
+    const std::string title = str(operation);
+    result.rows.push_back({title + ": calls", planned_->count(operation), counted.count});
+    result.rows.push_back(
+        {title + ": logical bytes", planned_->logical_bytes(operation), counted.logical_bytes});
+    result.rows.push_back(
+        {title + ": moved bytes", planned_->moved_bytes(operation), counted.moved_bytes});
+  }
+  const std::int64_t at_rest =
+      step->before.live[static_cast<std::size_t>(MemoryCategory::parameters)];
+  result.rows.push_back({"parameters at rest", planned_->parameter_bytes, at_rest});
+  if (!planned_->rehearsed) return result;
+  const FSDPPlan::ByCategory rise = rise_of(*step);
+  for (const MemoryCategory category :
+       {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::activations,
+        MemoryCategory::communication}) {
+    const auto i = static_cast<std::size_t>(category);
+    result.rows.push_back({str("rise of ", name(category)), planned_->rise[i], rise[i]});
+  }
+  result.rows.push_back(
+      {"peak", planned_->peak_bytes(), at_rest + step->after.peak_total - step->before.live_total});
+  return result;
 }
 
 }  // namespace parallel
 
-std::ostream& operator<<(std::ostream& out, const FSDPPlan& plan) {
-  out << "world " << plan.world_size << '\n';
-  for (const FSDPPlan::Unit& unit : plan.units) {
-    for (const FSDPPlan::Flat& flat : unit.flats) {
-      out << "unit " << (unit.name.empty() ? "root" : unit.name) << " (over " << unit.shard_size
-          << " ranks): " << flat.parameters.size() << " parameters, " << flat.elements
-          << " elements of " << flat.dtype;
-      if (flat.compute != flat.dtype) out << " (computed in " << flat.compute << ')';
-      out << ", " << flat.shard << " per rank" << (flat.trained ? "" : ", frozen")
-          << (flat.resident ? ", not moved" : "") << '\n';
-    }
+namespace {
+
+template <typename Value>
+std::int64_t sum_of(const FSDPPlan& plan, comm::Operation operation, Value value) {
+  std::int64_t sum = 0;
+  for (const FSDPPlan::Collective& one : plan.collectives) {
+    if (one.operation == operation) sum += value(one);
   }
-  out << "a step: " << plan.all_gathers << " all_gather of " << plan.gathered_bytes << " bytes, "
-      << plan.reduce_scatters << " reduce_scatter and " << plan.all_reduces << " all_reduce of "
-      << plan.reduced_bytes << " bytes\n"
-      << "at rest: parameters " << plan.parameter_bytes << ", gradients " << plan.gradient_bytes
-      << ", Adam " << plan.adam_bytes << " bytes; beside that at most " << plan.gathered_peak_bytes
-      << " gathered and " << plan.gradient_peak_bytes << " of whole gradients\n";
-  return out;
+  return sum;
+}
+
+}  // namespace
+
+std::int64_t FSDPPlan::count(comm::Operation operation) const {
+  return sum_of(*this, operation, [](const Collective&) { return 1; });
+}
+
+std::int64_t FSDPPlan::logical_bytes(comm::Operation operation) const {
+  return sum_of(*this, operation, [](const Collective& one) { return one.logical_bytes; });
+}
+
+std::int64_t FSDPPlan::moved_bytes(comm::Operation operation) const {
+  return sum_of(*this, operation, [](const Collective& one) { return one.moved_bytes; });
+}
+
+std::int64_t FSDPPlan::moved_bytes() const {
+  std::int64_t sum = 0;
+  for (const Collective& one : collectives) sum += one.moved_bytes;
+  return sum;
+}
+
+double FSDPPlanCheck::Row::ratio() const {
+  if (planned == measured) return 1;
+  return static_cast<double>(measured) / static_cast<double>(planned);
+}
+
+const FSDPPlanCheck::Row& FSDPPlanCheck::row(std::string_view what) const {
+  const auto found =
+      std::find_if(rows.begin(), rows.end(), [&](const Row& row) { return row.what == what; });
+  check(found != rows.end(), "[check_plan] there is no row '", what, "'");
+  return *found;
 }
 
 }  // namespace cohort

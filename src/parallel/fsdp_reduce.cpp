@@ -129,7 +129,8 @@ FSDPRuntime::Reduction FSDPRuntime::start_reduction(const FSDPUnit& unit, FSDPUn
   const auto& shard = unit.groups->shard;
   const auto& replicate = unit.groups->replicate;
   const std::string owner = unit.label();
-  if (hook_ && group_->size() > 1) {
+  // A rehearsal counts what is reduced without a hook.
+  if (hook_ && group_->size() > 1 && !rehearsing()) {
     start_through_hook(unit, flat, whole, reduction);
     return reduction;
   }
@@ -141,17 +142,20 @@ FSDPRuntime::Reduction FSDPRuntime::start_reduction(const FSDPUnit& unit, FSDPUn
   if (shard->size() > 1) {
     reduction.row = Tensor::empty({flat.parameter->layout().shard()}, whole.options());
     if (!replicated) {
-      reduction.works.push_back(shard->reduce_scatter(reduction.row, whole, op, options));
+      reduction.works.push_back(
+          collectives_->reduce_scatter(*shard, reduction.row, whole, op, options));
       return reduction;
     }
     // Between the two sums lies a rounding. f16, which ends at 65504, is divided before it.
     const bool early = whole.dtype() == f16;
-    reduction.works.push_back(shard->reduce_scatter(reduction.row, whole, comm::ReduceOp::sum,
-                                                    {.scale = early ? scale : 1, .owner = owner}));
-    reduction.works.push_back(replicate->all_reduce(reduction.row, comm::ReduceOp::sum,
-                                                    {.scale = early ? 1 : scale, .owner = owner}));
+    reduction.works.push_back(
+        collectives_->reduce_scatter(*shard, reduction.row, whole, comm::ReduceOp::sum,
+                                     {.scale = early ? scale : 1, .owner = owner}));
+    reduction.works.push_back(
+        collectives_->all_reduce(*replicate, reduction.row, comm::ReduceOp::sum,
+                                 {.scale = early ? 1 : scale, .owner = owner}));
   } else if (replicated) {
-    reduction.works.push_back(replicate->all_reduce(whole, op, options));
+    reduction.works.push_back(collectives_->all_reduce(*replicate, whole, op, options));
     reduction.works.back().wait();
     reduction.row = whole.clone();  // the slot goes to the next unit
   } else {
@@ -204,7 +208,8 @@ void FSDPRuntime::exchange_used() {
     for (const bool used : reduction.used) flags.push_back(used ? 1 : 0);
   }
   const Tensor shared = Tensor::from(flags, {static_cast<std::int64_t>(flags.size())});
-  group_->all_reduce(shared, comm::ReduceOp::max, {.owner = "used parameters"}).synchronize();
+  collectives_->all_reduce(*group_, shared, comm::ReduceOp::max, {.owner = "used parameters"})
+      .synchronize();
   const std::vector<std::uint8_t> agreed = shared.to_vector<std::uint8_t>();
   std::size_t next = 1;
   for (Reduction& reduction : reductions_) {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
+#include <unordered_map>
 #include <utility>
 
 #include "cohort/autograd/autograd.h"
@@ -52,6 +54,7 @@ FSDPRuntime::~FSDPRuntime() {
 }
 
 void FSDPRuntime::release_parameters() {
+  for (HookHandle& guard : guards_) guard.remove();
   for (FSDPUnit& unit : units_) {
     for (HookHandle& hook : unit.hooks) hook.remove();
     for (FSDPUnit::Flat& flat : unit.flats) {
@@ -144,9 +147,9 @@ void FSDPRuntime::make_gradient_slots() {
     }
     // What reduces them reads the ranks' gradients where they lie.
     const auto& reducing = groups.shard->size() > 1 ? groups.shard : group_;
-    const auto make = [reducing](std::int64_t bytes) {
+    const auto make = [this, reducing](std::int64_t bytes) {
       const MemoryCategoryScope category(MemoryCategory::gradients);
-      return reducing->allocate({bytes}, {.dtype = u8});
+      return collectives_->allocate(*reducing, bytes);
     };
     groups.gradient = std::make_unique<Slots>(computed, reduced_in_place ? 1 : 0, make);
     groups.converted = std::make_unique<Slots>(converted, 1, make);
@@ -168,6 +171,13 @@ void FSDPRuntime::lay_out_gradients(FSDPUnit& unit) {
   }
 }
 
+void FSDPRuntime::trim_gradient_slots() {
+  for (auto& [ranks, groups] : groups_) {
+    groups.gradient->trim();
+    groups.converted->trim();
+  }
+}
+
 void FSDPRuntime::trim_full_slots() {
   for (auto& [ranks, groups] : groups_) groups.full->trim();
 }
@@ -181,7 +191,7 @@ int FSDPRuntime::most_full_slots() const {
 // Where the ranks share memory, each writes its part straight into the others'.
 Tensor FSDPRuntime::gather_memory(const FSDPGroups& groups, std::int64_t bytes) const {
   const MemoryCategoryScope category(MemoryCategory::parameters);
-  return groups.shard->allocate({bytes}, {.dtype = u8});
+  return collectives_->allocate(*groups.shard, bytes);
 }
 
 // One flat buffer for each dtype and trainability that occurs.
@@ -217,6 +227,40 @@ void FSDPRuntime::add_flat(FSDPUnit& unit, std::vector<nn::NamedTensor> paramete
 }
 
 void FSDPRuntime::install_hooks() {
+  install_unit_hooks();
+  install_guards();
+}
+
+// A module that computes with parameters of a unit that is not gathered has been called past that
+// unit's forward.
+void FSDPRuntime::install_guards() {
+  std::unordered_map<const TensorImpl*, FSDPUnit*> home;
+  for (FSDPUnit& unit : units_) {
+    for (FSDPUnit::Flat& flat : unit.flats) {
+      for (const auto& [name, tensor] : flat.parameter->parameters()) home[tensor.impl()] = &unit;
+    }
+  }
+  const std::weak_ptr<FSDPRuntime> weak = weak_from_this();
+  for (const nn::NamedModule& named : module_.named_modules()) {
+    std::set<FSDPUnit*> needed;
+    for (const Tensor& parameter : named.module->parameters(false)) {
+      const auto unit = home.find(parameter.impl());
+      if (unit != home.end()) needed.insert(unit->second);
+    }
+    for (FSDPUnit* unit : needed) {
+      guards_.push_back(named.module->register_forward_pre_hook(
+          [weak, unit, name = named.name](nn::Module&, std::span<Tensor>) {
+            if (weak.expired()) return;
+            check(unit->state == FSDPUnit::State::gathered, "[FSDP] module '", name,
+                  "' computes with parameters of unit '", unit->label(),
+                  "', which are sharded at the moment; call that unit's forward, or another of its "
+                  "methods by invoke(&Module::method, ...)");
+          }));
+    }
+  }
+}
+
+void FSDPRuntime::install_unit_hooks() {
   const std::weak_ptr<FSDPRuntime> weak = weak_from_this();
   for (FSDPUnit& unit : units_) {
     unit.hooks.push_back(unit.module->register_forward_pre_hook(
@@ -265,21 +309,26 @@ void FSDPRuntime::follow_module() {
   make_gradient_slots();
 }
 
-void FSDPRuntime::fence() {
-  const bool shared = std::any_of(units_.begin(), units_.end(), [](const FSDPUnit& unit) {
+bool FSDPRuntime::fences() const {
+  return std::any_of(units_.begin(), units_.end(), [](const FSDPUnit& unit) {
     return unit.groups->shard->size() > 1 &&
            std::any_of(unit.flats.begin(), unit.flats.end(),
                        [](const FSDPUnit::Flat& flat) { return flat.parameter->resident(); });
   });
-  if (!shared) return;
+}
+
+void FSDPRuntime::fence() {
+  if (!fences()) return;
   const Stream& compute = Context::current().stream(Device::cpu());
-  group_->barrier({.owner = "shards"}).wait();
+  collectives_->barrier(*group_, {.owner = "shards"}).wait();
   if (!compute.runs_inline()) compute.synchronize();
 }
 
 void FSDPRuntime::begin_forward() {
   follow_module();
+  begin_record();
   forward_order_.clear();
+  ended_.clear();
   for (FSDPUnit& unit : units_) {
     for (FSDPUnit::Flat& flat : unit.flats) flat.parameter->refresh();
   }
@@ -289,12 +338,13 @@ void FSDPRuntime::begin_forward() {
 
 void FSDPRuntime::end_forward() {
   last_order_ = forward_order_;
-  cursor_ = forward_order_.size();
+  cursor_ = ended_.size();
   if (Context::current().grad_enabled) return;
   // No backward will follow that would do it.
   for (FSDPUnit& unit : units_) reshard(unit);
   trim_full_slots();
   fence();
+  recording_ = false;  // no step of training
 }
 
 // Converts what the unit's precision says; returns the dtype that its outputs are to have.
@@ -337,6 +387,7 @@ void FSDPRuntime::after_forward(FSDPUnit& unit, std::span<Tensor> outputs) {
   put_boundary(outputs, [weak = weak_from_this(), &unit, call] {
     if (const auto self = weak.lock()) self->enter_backward(unit, call);
   });
+  ended_.push_back(&unit);
   --unit.running;
   --depth_;
   if (!unit.keeps_after_forward() && unit.running == 0) reshard(unit);
@@ -377,7 +428,8 @@ void FSDPRuntime::start_gather(FSDPUnit& unit) {
   }
   for (FSDPUnit::Flat& flat : unit.flats) {
     if (flat.parameter->resident()) continue;
-    unit.gathers.push_back(flat.parameter->gather(unit.slot.memory, flat.full_offset));
+    unit.gathers.push_back(
+        flat.parameter->gather(*collectives_, unit.slot.memory, flat.full_offset));
   }
 }
 
@@ -408,6 +460,7 @@ void FSDPRuntime::reshard(FSDPUnit& unit) {
 
 void FSDPRuntime::reset() noexcept {
   depth_ = 0;
+  recording_ = false;
   calls_.clear();
   for (FSDPUnit& unit : units_) {
     unit.running = 0;

@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "cohort/nn/module.h"
 #include "cohort/parallel/comm_hook.h"
 #include "cohort/parallel/fsdp.h"
+#include "parallel/fsdp_collectives.h"
 #include "parallel/fsdp_unit.h"
 #include "parallel/slots.h"
 
@@ -60,11 +62,37 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   // Gathers a unit and makes its parameters whole, and back: outside forward and backward.
   void make_whole(FSDPUnit& unit);
   void make_rows(FSDPUnit& unit);
+  // Whether parameters lie in memory that the ranks share.
+  bool fences() const;
   // Collective where memory is shared: all ranks' shards are up to date, or nobody reads them any
   // more.
   void fence();
 
   int most_full_slots() const;
+
+  // What a step does: the counters of this rank from the outermost forward to the end of backward.
+  struct StepRecord {
+    bool complete = false;
+    MemoryStats before;
+    MemoryStats after;  // with the peaks in between
+    std::vector<comm::GroupStats> groups_before;
+    std::vector<comm::GroupStats> groups_after;  // of all_groups()
+  };
+  // Records the next step. Peak counters of the allocator begin anew with it.
+  void record_next_step() { step_record_.emplace(); }
+  const std::optional<StepRecord>& step_record() const { return step_record_; }
+  // Buffers and ignored parameters.
+  std::vector<Tensor> unsharded() const;
+  // The group, and those that were split from it for units.
+  std::vector<comm::ProcessGroup*> all_groups() const;
+
+  // Runs `step`, a forward and backward, on the meta device, without the other ranks: as often as
+  // it takes to be like any later step. The record of the last run and its collectives.
+  // InvalidArgument while a step or an accumulation is under way. Afterwards everything is as
+  // before, whatever happened.
+  StepRecord rehearse(const std::function<void()>& step,
+                      std::vector<FSDPPlan::Collective>& collectives);
+  bool rehearsing() const { return collectives_ != &group_collectives_; }
 
  private:
   struct Reduction {
@@ -84,7 +112,15 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   void add_flat(FSDPUnit& unit, std::vector<nn::NamedTensor> parameters);
   void lay_out_gradients(FSDPUnit& unit);
   void make_gradient_slots();
+  void trim_gradient_slots();
   void watch_gradients(FSDPUnit& unit, FSDPUnit::Flat& flat);
+
+  void install_unit_hooks();
+  void install_guards();
+
+  // Counters.
+  void begin_record();
+  void end_record();
 
   // Forward.
   void before_forward(FSDPUnit& unit, std::span<Tensor> inputs);
@@ -134,19 +170,27 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   std::deque<FSDPUnit> units_;        // children before their parents; addresses stay
   Stream gathering_;                  // where the compute stream is queued: what gathers wait for
 
+  std::vector<HookHandle> guards_;
   bool sync_ = true;
   int depth_ = 0;                         // of nested forwards
   std::vector<FSDPCall> calls_;           // that have begun and not ended, inner last
   std::vector<FSDPUnit*> forward_order_;  // of the running step
   std::vector<FSDPUnit*> last_order_;     // of the one before
-  std::size_t cursor_ = 0;                // in forward_order_: backward has come to it
-  std::uint64_t backward_ = 0;            // the one that is armed; 0: none
-  bool accumulating_ = false;             // it computes gradients of parameters
+  // Calls in the order of their ends, which backward goes through from the last to the first: a
+  // unit that contains others comes to its outputs before them.
+  std::vector<FSDPUnit*> ended_;
+  std::size_t cursor_ = 0;      // in ended_: backward has come to it
+  std::uint64_t backward_ = 0;  // the one that is armed; 0: none
+  bool accumulating_ = false;   // it computes gradients of parameters
   std::vector<Reduction> reductions_;
   double divide_factor_ = 0;  // 0: the number of ranks
   FSDPCommHook hook_;
-  std::string hook_name_;   // empty without
-  bool fence_due_ = false;  // shards may have been written since the last fence
+  std::string hook_name_;  // empty without
+
+  GroupCollectives group_collectives_;
+  FSDPCollectives* collectives_ = &group_collectives_;
+  std::optional<StepRecord> step_record_;  // of the next step, or the last one recorded
+  bool recording_ = false;                 // a step that is recorded has begun
 };
 
 }  // namespace cohort::parallel

@@ -24,6 +24,7 @@ class Slots {
   Slots(std::int64_t bytes, int spare, std::function<Tensor(std::int64_t)> make);
 
   std::int64_t bytes() const { return bytes_; }
+  std::int64_t spare() const { return static_cast<std::int64_t>(spare_); }
   Slot take();
   void give_back(Slot slot);
   // Frees the pieces that nobody has.

@@ -257,7 +257,8 @@ TEST_P(Leaving, IsAnErrorForThoseWhoStillWaitAndNamesTheRank) {
   std::string message;
   World(GetParam(), 3, {.timeout = kLong}).run([&](const Group& world) {
     Group group = world->split(0, 0, "part");
-    group->barrier().wait();
+    // All have it before one leaves: the failure would reach those who still form it.
+    world->barrier().wait();
     if (world->rank() == 2) {
       group.reset();
     } else {
@@ -365,6 +366,22 @@ TEST_P(Failure, OfTheWorkThatMakesTheInputReachesAllRanks) {
         });
     EXPECT_THAT(messages[0], HasSubstr("rank 1 failed: no such kernel"));
     EXPECT_THAT(messages[1], HasSubstr("no such kernel"));
+  }
+}
+
+// The others may still be making their ends of the connections.
+TEST_P(Failure, AtOnceAfterFormingTheGroupReachesThoseWhoStillFormIt) {
+  for (const bool leaves : {false, true}) {
+    for (int round = 0; round < 15; ++round) {
+      const auto body = [&](const Group& group) {
+        if (group->rank() == 1 && leaves) return;
+        if (group->rank() == 1) throw Error("at once");
+        group->barrier().wait();
+      };
+      const std::string message = message_of<Error>(
+          [&] { World(GetParam(), 3, {.timeout = kLong}).run(body, /*together=*/false); });
+      EXPECT_THAT(message, HasSubstr(leaves ? "rank 1 left" : "at once"));
+    }
   }
 }
 

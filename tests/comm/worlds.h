@@ -1,8 +1,11 @@
 #pragma once
 
 #include <array>
+#include <chrono>
+#include <condition_variable>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -45,6 +48,24 @@ inline std::vector<Over> transports() {
   return built;
 }
 
+// Lets threads through when all have come: a rank that fails at once must find the others past the
+// making of the group, whose errors the tests do not expect.
+class Gate {
+ public:
+  explicit Gate(int threads) : missing_(threads) {}
+  void pass() {
+    std::unique_lock lock(mutex_);
+    --missing_;
+    changed_.notify_all();
+    changed_.wait_for(lock, std::chrono::minutes(1), [&] { return missing_ <= 0; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int missing_;
+};
+
 // Ranks that are threads, connected as `over` says: over the loopback interface where that is not
 // shm. `host_of` names each rank's host; ranks of one host share memory under Over::hierarchical.
 // Empty: one host under Over::gloo, and hosts of two neighbours under Over::hierarchical.
@@ -59,13 +80,19 @@ class World {
     }
   }
 
-  void run(const Fn& fn) const {
+  // All ranks have formed the group before `fn` begins on any, unless `together` is false.
+  void run(const Fn& fn, bool together = true) const {
     if (over_ == Over::shm || size_ == 1) return comm::LocalWorld(size_, options_).run(fn);
     const comm::MemoryStore store;
     std::vector<std::shared_ptr<comm::shm::Hub>> hubs;
     for (int r = 0; r < size_; ++r) hubs.push_back(comm::shm::make_hub());
+    Gate gate(size_);
     comm::run_thread_ranks(
-        size_, options_, [&](int rank) { return make(*store.connect(), rank, hubs); }, fn);
+        size_, options_, [&](int rank) { return make(*store.connect(), rank, hubs); },
+        [&](const std::shared_ptr<comm::ProcessGroup>& group) {
+          if (together) gate.pass();
+          fn(group);
+        });
   }
 
  private:

@@ -40,11 +40,13 @@ TEST(Fsdp, Row11CollectivesOfAStepAreThoseOfThePlan) {
         const FSDPPlan plan = fsdp.plan();
         const bool full = strategy == ShardingStrategy::full_shard;
         EXPECT_EQ(stats.of(Operation::all_gather).count, full ? 8 : 4);
-        EXPECT_EQ(stats.of(Operation::all_gather).count, plan.all_gathers);
-        EXPECT_EQ(stats.of(Operation::all_gather).logical_bytes, plan.gathered_bytes);
+        EXPECT_EQ(stats.of(Operation::all_gather).count, plan.count(Operation::all_gather));
+        EXPECT_EQ(stats.of(Operation::all_gather).logical_bytes,
+                  plan.logical_bytes(Operation::all_gather));
         EXPECT_EQ(stats.of(Operation::reduce_scatter).count, 4);
-        EXPECT_EQ(stats.of(Operation::reduce_scatter).count, plan.reduce_scatters);
-        EXPECT_EQ(stats.of(Operation::reduce_scatter).logical_bytes, plan.reduced_bytes);
+        EXPECT_EQ(stats.of(Operation::reduce_scatter).count, plan.count(Operation::reduce_scatter));
+        EXPECT_EQ(stats.of(Operation::reduce_scatter).logical_bytes,
+                  plan.logical_bytes(Operation::reduce_scatter));
         EXPECT_EQ(stats.of(Operation::all_reduce).count, 1) << "which parameters were used";
       }
     });
@@ -57,7 +59,7 @@ TEST(Fsdp, ZeroCopyGathersNothing) {
     group->reset_stats();
     loss_of(fsdp(inputs_of(0, group->rank(), 0))).backward();
     EXPECT_EQ(group->stats().of(comm::Operation::all_gather).count, 0);
-    EXPECT_EQ(fsdp.plan().gathered_bytes, 0);
+    EXPECT_EQ(fsdp.plan().logical_bytes(comm::Operation::all_gather), 0);
   });
 }
 
@@ -158,7 +160,7 @@ TEST(Fsdp, Row8MixedDtypesAndFrozenParametersInOneUnit) {
         FSDP fsdp(make(), group, {.zero_copy = false});
         EXPECT_EQ(fsdp.plan().units.size(), 1u);
         EXPECT_EQ(fsdp.plan().units[0].flats.size(), 3u);
-        EXPECT_EQ(fsdp.plan().reduce_scatters, 2);
+        EXPECT_EQ(fsdp.plan().count(comm::Operation::reduce_scatter), 2);
         train(fsdp);
         result.put(group->rank(), values_of(fsdp.full_state()));
       } else {

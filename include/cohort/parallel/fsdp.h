@@ -4,7 +4,10 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -18,6 +21,23 @@ namespace cohort {
 namespace parallel {
 
 class FSDPRuntime;
+
+// A copy with tensors of the same shapes and dtypes on the meta device.
+template <typename T>
+T on_meta(const T& value) {
+  T copy = value;
+  nn::visit_tensors(
+      [](Tensor& tensor) {
+        if (!tensor.defined()) return;
+        tensor =
+            Tensor::empty(tensor.shape(), {tensor.dtype(), Device::meta(), tensor.requires_grad()});
+      },
+      copy);
+  return copy;
+}
+
+// backward() from those that take part in a graph, each with a gradient of its own size.
+void backward_on_meta(const std::vector<Tensor>& outputs);
 
 // The part of FSDP that does not depend on the module's type.
 class FSDPEngine {
@@ -37,10 +57,13 @@ class FSDPEngine {
   void summon(const std::function<void()>& body, bool writeback);
   std::vector<nn::NamedTensor> full_state(bool rank0_only);
   void load_full_state(const std::vector<nn::NamedTensor>& state);
-  FSDPPlan plan() const;
+  const FSDPPlan& plan();
+  const FSDPPlan& plan(const std::function<void()>& step);
+  FSDPPlanCheck check_plan() const;
 
  private:
   std::shared_ptr<FSDPRuntime> runtime_;
+  std::optional<FSDPPlan> planned_;
 };
 
 }  // namespace parallel
@@ -75,6 +98,17 @@ class FSDP {
   auto operator()(Args&&... args) {
     try {
       return (*module_)(std::forward<Args>(args)...);
+    } catch (...) {
+      engine_->forward_threw();
+      throw;
+    }
+  }
+  // Another method of the module as if it were forward: fsdp.invoke(&Net::encode, x). Called
+  // directly it would find rows.
+  template <typename Method, typename... Args>
+  auto invoke(Method method, Args&&... args) {
+    try {
+      return module_->invoke(method, std::forward<Args>(args)...);
     } catch (...) {
       engine_->forward_threw();
       throw;
@@ -145,8 +179,30 @@ class FSDP {
     engine_->load_full_state(state);
   }
 
-  // Units, layouts, collectives and bytes of a step.
-  FSDPPlan plan() const { return engine_->plan(); }
+  // Units, layouts, collectives and bytes of a step (fsdp_plan.h): from the layouts alone, without
+  // activations.
+  const FSDPPlan& plan() { return engine_->plan(); }
+  // The same from a step that is run on the meta device, activations included: the module on
+  // tensors like these, and backward from all of its outputs. Nothing is communicated, computed or
+  // changed; a module that looks at values (item()) cannot be planned so.
+  template <typename... Inputs>
+  requires(sizeof...(Inputs) > 0 &&
+           !std::is_invocable_v<std::tuple_element_t<0, std::tuple<Inputs..., int>>>)
+      const FSDPPlan& plan(const Inputs&... example_inputs) {
+    return engine_->plan([&] {
+      std::tuple<Inputs...> inputs(parallel::on_meta(example_inputs)...);
+      auto outputs = std::apply([&](auto&... values) { return (*this)(values...); }, inputs);
+      parallel::backward_on_meta(nn::collect_tensors(outputs));
+    });
+  }
+  // The same with a step of your own: it calls this FSDP on meta tensors and returns the loss.
+  const FSDPPlan& plan(const std::function<Tensor()>& step) {
+    return engine_->plan([&] { step().backward(); });
+  }
+  // Compares the last plan with the counters of the first step (a forward and a synchronising
+  // backward) that ran after it, with gradients that were cleared before. The peak counters of the
+  // allocator began anew with that step. InvalidArgument without a plan, or a step.
+  FSDPPlanCheck check_plan() const { return engine_->check_plan(); }
 
  private:
   static std::shared_ptr<M> require(std::shared_ptr<M> module) {

@@ -1,20 +1,26 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <iosfwd>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "cohort/comm/process_group.h"
 #include "cohort/core/dtype.h"
+#include "cohort/core/memory.h"
 
 namespace cohort {
 
-// What FSDP has laid out, and what one step of it will do. Bytes per rank.
+// What FSDP has laid out, and what one step of it will do. All numbers are this rank's; bytes.
 struct FSDPPlan {
   // A flat buffer of one unit: its parameters of one dtype and trainability.
   struct Flat {
-    DType dtype = DType::f32;    // of the shards
-    DType compute = DType::f32;  // of the gathered buffer
+    DType dtype = DType::f32;     // of the shards
+    DType compute = DType::f32;   // of the gathered buffer
+    DType reduce = DType::f32;    // of the reduction of its gradient
+    DType gradient = DType::f32;  // of the shards' gradients
     bool trained = true;
     bool resident = false;      // gathered without moving anything
     std::int64_t elements = 0;  // of the whole buffer, padding included
@@ -22,33 +28,65 @@ struct FSDPPlan {
     std::vector<std::string> parameters;
   };
   struct Unit {
-    std::string name;    // of the module; "" for the root
-    int shard_size = 1;  // ranks that share its parameters out
+    std::string name;      // of the module; "" for the root
+    std::string strategy;  // "full_shard"
+    int shard_size = 1;    // ranks that share its parameters out
     std::vector<Flat> flats;
   };
+  struct Collective {
+    comm::Operation operation = comm::Operation::barrier;
+    std::string owner;  // a unit's name, "root", "shards" (the fence), "used parameters"
+    int ranks = 1;      // of its group
+    DType dtype = DType::u8;
+    std::int64_t elements = 0;       // of its largest tensor
+    std::int64_t logical_bytes = 0;  // the same in bytes
+    std::int64_t moved_bytes = 0;    // that this rank writes for it, to memory or a wire
+  };
+  using ByCategory = std::array<std::int64_t, kMemoryCategoryCount>;
 
   int world_size = 1;
   std::vector<Unit> units;  // children before their parents, the root last
+  // Of one step, in order: forward and backward of every rank, without the user's own.
+  std::vector<Collective> collectives;
+  // Whether the step was run on the meta device. If not, collectives are those of a model that
+  // calls each unit once in order of registration, activations are not included, and the rise of
+  // parameters and gradients is an upper bound.
+  bool rehearsed = false;
 
-  // Collectives of parameters and gradients in a step in which every unit is used once, and their
-  // logical bytes: what they are called with. Beside them a step has one all-reduce of a byte per
-  // trained parameter (which ones were used), and where memory is shared one barrier.
-  std::int64_t all_gathers = 0;
-  std::int64_t reduce_scatters = 0;
-  std::int64_t all_reduces = 0;
-  std::int64_t gathered_bytes = 0;
-  std::int64_t reduced_bytes = 0;
-
-  // At rest: shards, their gradients, and the state of an optimizer with two values per element.
+  // Between steps: shards and what is not sharded, buffers included; the shards' gradients, and the
+  // state of an optimizer with two values per element of the shards' dtype.
   std::int64_t parameter_bytes = 0;
   std::int64_t gradient_bytes = 0;
   std::int64_t adam_bytes = 0;
-  // Beside that, at most: gathered parameters and whole gradients.
-  std::int64_t gathered_peak_bytes = 0;
-  std::int64_t gradient_peak_bytes = 0;
+  // By how much each category rises in a step (with a forward_prefetch, a later than the first)
+  // above what lives before it, and all together, with gradients that were cleared (None) before.
+  ByCategory rise{};
+  std::int64_t rise_total = 0;
+
+  // Sums over the collectives of one kind.
+  std::int64_t count(comm::Operation operation) const;
+  std::int64_t logical_bytes(comm::Operation operation) const;
+  std::int64_t moved_bytes(comm::Operation operation) const;
+  std::int64_t moved_bytes() const;  // of all
+  // The most that parameters, gradients, activations and communication hold at once in a step.
+  std::int64_t peak_bytes() const { return parameter_bytes + rise_total; }
 };
 
 // As a table.
 std::ostream& operator<<(std::ostream& out, const FSDPPlan& plan);
+
+// A plan beside the step that ran after it.
+struct FSDPPlanCheck {
+  struct Row {
+    std::string what;  // "all_gather: moved bytes"
+    std::int64_t planned = 0;
+    std::int64_t measured = 0;
+    double ratio() const;  // measured / planned; 1 for two zeros
+  };
+  std::vector<Row> rows;
+  // The row of that name. InvalidArgument when there is none.
+  const Row& row(std::string_view what) const;
+};
+std::ostream& operator<<(std::ostream& out, const FSDPPlanCheck& check);
 
 }  // namespace cohort

@@ -21,6 +21,7 @@ namespace cohort::comm::gloo {
 struct Word {
   enum class Kind : std::uint8_t {
     addresses,     // where the receiver's connection of a new group goes
+    settled,       // the sender has connected to the receiver, or never will
     failure,       // the group has failed, and why
     text_follows,  // a rank is unwinding; its failure comes in a moment
     leaving,       // the sender calls nothing any more

@@ -44,6 +44,15 @@ void Member::heard(int first_rank, const Word& word) {
       return hear_where(r);
     case Word::Kind::here:
       return hear_here(r, word);
+    case Word::Kind::settled: {
+      {
+        const std::lock_guard lock(mutex_);
+        peer(r).settled = true;
+      }
+      changed_.notify_all();
+      if (failed()) close_settled(/*all=*/false);
+      return;
+    }
     case Word::Kind::addresses: {
       const std::lock_guard lock(mutex_);
       peer(r).address = word.body;
@@ -115,13 +124,19 @@ void Member::died(int first_rank, const std::string& how) {
     if (call_ && !failed()) vain = hopeless();
   }
   changed_.notify_all();
+  if (failed()) close_settled(/*all=*/false);
   if (vain) record(*vain, /*tells=*/true);
 }
 
 bool Member::tick() {
   std::optional<Failure> late;
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    if (failed() && failed_at_ != Clock::time_point{} && Clock::now() - failed_at_ > kSettling) {
+      lock.unlock();
+      close_settled(/*all=*/true);
+      return false;
+    }
     if (!call_ || failed()) return false;
     const auto now = Clock::now();
     if (!overdue_) {

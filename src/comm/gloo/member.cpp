@@ -17,8 +17,8 @@ constexpr Milliseconds kVerdict{2'000};
 // A leaving rank's last bytes are on their way to peers that all have come to the collective.
 constexpr Milliseconds kFarewell{5'000};
 
-// Between looks at a failure while addresses are awaited.
-constexpr Milliseconds kLook{200};
+// Between looks at a failure while words of a new group are awaited.
+constexpr Milliseconds kLook{20};
 
 }  // namespace
 
@@ -39,6 +39,21 @@ Member::~Member() {
 
 void Member::connect(Milliseconds timeout) {
   control_->add(id_, this);
+  std::vector<bool> told(static_cast<std::size_t>(size_));
+  const auto tell_settled = [&](int r) {
+    if (r == rank_ || told[static_cast<std::size_t>(r)]) return;
+    told[static_cast<std::size_t>(r)] = true;
+    control_->say(first_ranks_[static_cast<std::size_t>(r)], {Word::Kind::settled, id_});
+  };
+  try {
+    connect_all(timeout, tell_settled);
+  } catch (...) {
+    for (int r = 0; r < size_; ++r) tell_settled(r);
+    throw;
+  }
+}
+
+void Member::connect_all(Milliseconds timeout, const std::function<void(int)>& connected) {
   const Call call{.operation = Operation::split, .timeout = timeout};
   begin(call, 0);
   for (int r = 0; r < size_; ++r) {
@@ -56,6 +71,14 @@ void Member::connect(Milliseconds timeout) {
       address = peer(r).address;
     }
     post(r, [&] { mesh_->connect(r, address); });
+    connected(r);
+  }
+  // The others' ends too, so that from now on a connection may be closed at any time.
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    show_awaited(r);
+    std::unique_lock lock(mutex_);
+    while (!failed() && !peer(r).settled) changed_.wait_for(lock, kLook);
   }
   check_running();
   end(/*done=*/true);
@@ -201,8 +224,27 @@ bool Member::record(const Failure& failure, bool tells) noexcept {
   }
 }
 
+void Member::close_settled(bool all) noexcept {
+  std::vector<int> closing;
+  {
+    const std::lock_guard lock(mutex_);
+    for (int r = 0; r < size_; ++r) {
+      Peer& p = peer(r);
+      if (r == rank_ || p.closed || !(all || p.settled || !p.death.empty())) continue;
+      p.closed = true;
+      closing.push_back(r);
+    }
+  }
+  for (const int r : closing) mesh_->close(r);
+  changed_.notify_all();
+}
+
 void Member::close_and_wake(const std::string& reason) noexcept {
-  mesh_->close();
+  {
+    const std::lock_guard lock(mutex_);
+    failed_at_ = Clock::now();
+  }
+  close_settled(/*all=*/false);
   std::function<void(const std::string&)> told;
   {
     const std::lock_guard lock(mutex_);
@@ -267,7 +309,15 @@ void Member::leave() noexcept {
   if (left_.exchange(true)) return;
   {
     std::unique_lock lock(mutex_);
-    if (!failed()) {
+    if (failed()) {
+      // The mesh goes soon.
+      changed_.wait_for(lock, kSettling, [&] {
+        for (int r = 0; r < size_; ++r) {
+          if (r != rank_ && !peer(r).closed) return false;
+        }
+        return true;
+      });
+    } else {
       for (int r = 0; r < size_; ++r) {
         control_->say(first_ranks_[static_cast<std::size_t>(r)],
                       {Word::Kind::leaving, id_,

@@ -17,6 +17,10 @@
 
 namespace cohort::comm::gloo {
 
+// How long after a failure a connection that a peer may just be making stays open: closing it then
+// would end the peer's program.
+inline constexpr Milliseconds kSettling{2'000};
+
 // One rank's part in a group: its collectives' begin and end, its waits for the others, and how all
 // learn of a failure. The first failure stands; it closes the mesh, so that no peer's bytes reach
 // this rank's tensors any more, wakes whoever waits, and is told to all peers.
@@ -85,17 +89,23 @@ class Member final : public Hearer {
     std::uint64_t received = 0;
     bool has_all = false;  // it has all that this rank has sent
     bool wants_answer = false;
-    std::string death;    // how, once it has died
-    std::string address;  // of its end of this rank's connection to it
+    std::string death;     // how, once it has died
+    bool settled = false;  // its end of the connection is there, or will never be
+    bool closed = false;   // the connection, by this rank
+    std::string address;   // of its end of this rank's connection to it
     // Its last answer to "where are you", and what it has begun of this group.
     std::optional<Position> position;
     std::uint64_t begun = 0;
     bool answered = false;  // since the last question
   };
 
+  // `connected` is told of each peer whose connection this rank has made.
+  void connect_all(Milliseconds timeout, const std::function<void(int)>& connected);
   void await(Buffer& buffer, int peer, bool receives);
   bool record(const Failure& failure, bool tell) noexcept;
   void close_and_wake(const std::string& reason) noexcept;
+  // After a failure: closes the connections to peers whose ends are settled, or all.
+  void close_settled(bool all) noexcept;
   void tell(Word::Kind kind, const Failure& failure) noexcept;
   int rank_of(int first_rank) const;
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
@@ -125,6 +135,7 @@ class Member final : public Hearer {
   mutable std::mutex mutex_;  // guards what follows
   mutable std::condition_variable changed_;
   std::optional<Failure> failure_;
+  Clock::time_point failed_at_{};
   int unwinding_ = -1;  // the rank whose text follows
   std::function<void(const std::string&)> told_;
   std::vector<Peer> peers_;

@@ -73,14 +73,11 @@ std::unique_ptr<Buffer> Mesh::buffer(void* data, std::size_t bytes) {
   return context_->createUnboundBuffer(data, bytes);
 }
 
-void Mesh::close() noexcept {
-  for (int peer = 0; peer < context_->size; ++peer) {
-    if (peer == context_->rank) continue;
-    try {
-      context_->getPair(peer)->close();
-    } catch (const std::exception&) {
-      continue;  // it was closed
-    }
+void Mesh::close(int peer) noexcept {
+  try {
+    context_->getPair(peer)->close();
+  } catch (const std::exception&) {
+    return;  // it was closed
   }
 }
 

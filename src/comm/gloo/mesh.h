@@ -52,8 +52,9 @@ class Mesh {
   // Over memory that must stay until the buffer has gone; the buffer must stay until what was
   // posted to it is done, or the mesh is closed.
   std::unique_ptr<Buffer> buffer(void* data, std::size_t bytes);
-  // Ends all connections at once: nothing is read into or sent from anybody's memory any more.
-  void close() noexcept;
+  // Ends a connection at once: nothing is read into or sent from anybody's memory any more. Gloo's
+  // thread ends the program of a peer that is just accepting it, or being accepted.
+  void close(int peer) noexcept;
 
  private:
   const std::shared_ptr<::gloo::transport::Context> context_;
