@@ -16,6 +16,7 @@
 #include <iostream>
 #include <map>
 #include <numeric>
+#include <sstream>
 #include <string>
 
 namespace {
@@ -160,6 +161,13 @@ void print_epoch(const Options& options, int epoch, const Totals& totals, double
             << std::setprecision(0) << totals.samples / seconds << " samples/s\n";
 }
 
+std::string peak_memory() {
+  std::ostringstream text;
+  text << std::fixed << std::setprecision(1) << "peak memory "
+       << static_cast<double>(memory_stats().peak_total) / (1 << 20) << " MiB";
+  return text.str();
+}
+
 void print_communication(const Totals& totals, std::size_t buckets, double seconds) {
   const double hidden_share =
       totals.communication_ms > 0 ? 100 * totals.hidden_ms / totals.communication_ms : 0;
@@ -169,7 +177,8 @@ void print_communication(const Totals& totals, std::size_t buckets, double secon
             << hidden_share << " %), " << std::setprecision(3) << totals.exposed_ms / 1e3
             << " s exposed (" << std::setprecision(1) << totals.exposed_ms / 10 / seconds
             << " % of the epoch), " << static_cast<double>(totals.bytes) / (1 << 20) << " MiB in "
-            << buckets << (buckets == 1 ? " bucket" : " buckets") << " per step\n";
+            << buckets << (buckets == 1 ? " bucket" : " buckets") << " per step; " << peak_memory()
+            << '\n';
 }
 
 // Of FSDP: what the group has done since its counters were cleared, and the rank's peak of memory.
@@ -178,8 +187,8 @@ void print_traffic(const comm::ProcessGroup& group, double seconds) {
   std::cout << std::fixed << std::setprecision(3) << "  communication: " << all.seconds << " s in "
             << all.count << " collectives (" << std::setprecision(1) << 100 * all.seconds / seconds
             << " % of the epoch), " << std::setprecision(1)
-            << static_cast<double>(all.logical_bytes) / (1 << 20) << " MiB; peak memory "
-            << static_cast<double>(memory_stats().peak_total) / (1 << 20) << " MiB\n";
+            << static_cast<double>(all.logical_bytes) / (1 << 20) << " MiB; " << peak_memory()
+            << '\n';
 }
 
 // What differs between the strategies.
@@ -199,11 +208,20 @@ void print_epoch_communication(const Options&, const comm::ProcessGroup& group, 
   print_traffic(group, seconds);
 }
 
-void print_plan(const DDP<nn::Sequential>& ddp, const optim::Optimizer& optimizer) {
+void print_plan(DDP<nn::Sequential>& ddp, const optim::Optimizer& optimizer, const data::Batch&) {
   std::cout << ddp.plan(&optimizer);
 }
-void print_plan(const FSDP<nn::Sequential>& fsdp, const optim::Optimizer&) {
-  std::cout << fsdp.plan();
+void print_plan(FSDP<nn::Sequential>& fsdp, const optim::Optimizer&, const data::Batch& batch) {
+  const Tensor inputs = parallel::on_meta(batch.inputs);
+  const Tensor targets = parallel::on_meta(batch.targets);
+  std::cout << fsdp.plan([&] { return cross_entropy(fsdp(inputs), targets); });
+}
+
+// An example of what the loader brings.
+data::Batch first_batch(const data::FashionMnist& train_set, const Options& options) {
+  std::vector<std::int64_t> indices(static_cast<std::size_t>(options.batch_size));
+  std::iota(indices.begin(), indices.end(), 0);
+  return train_set.get(indices);
 }
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const Options& options,
@@ -228,7 +246,7 @@ void train(const Options& options, Model& model, comm::ProcessGroup& group) {
       data::DistributedSamplerOptions{
           .num_replicas = group.size(), .rank = group.rank(), .seed = options.seed});
   data::DataLoader loader(train_set, {.batch_size = options.batch_size, .sampler = sampler});
-  if (speaks && options.plan) print_plan(model, *optimizer);
+  if (speaks && options.plan) print_plan(model, *optimizer, first_batch(*train_set, options));
 
   for (int epoch = 0; epoch < options.epochs; ++epoch) {
     const Clock::time_point start = Clock::now();

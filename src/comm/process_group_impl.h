@@ -10,6 +10,7 @@
 #include "cohort/core/context.h"
 #include "cohort/core/error.h"
 #include "comm/flight_recorder.h"
+#include "comm/link_delay_state.h"
 #include "comm/transport.h"
 #include "comm/work_state.h"
 
@@ -25,6 +26,7 @@ class ProcessGroup::Impl final : public FailureListener,
         runtime_(std::move(runtime)),
         name_(std::move(name)),
         timeout_(timeout),
+        link_delay_(LinkDelay::of(*runtime_)),
         record_(std::make_shared<GroupRecord>(*runtime_, name_, transport_->name(),
                                               transport_->rank(), transport_->size(),
                                               std::move(world_ranks))) {}
@@ -143,6 +145,11 @@ class ProcessGroup::Impl final : public FailureListener,
     Body body;
   };
 
+  // Not what ranks agree on once, or keep a pool for.
+  static bool moves_data(Operation operation) {
+    return operation != Operation::allocate && operation != Operation::split;
+  }
+
   template <typename Run>
   void execute(WorkState& state, const Event& inputs, const Call& call, std::int64_t logical_bytes,
                Run run) {
@@ -152,6 +159,7 @@ class ProcessGroup::Impl final : public FailureListener,
     try {
       // It is over; this rethrows the error of the work that was to produce the inputs.
       inputs.synchronize(Deadline::after(kStreamTimeout));
+      if (moves_data(call.operation)) link_delay_->sleep();
       moved = run();
     } catch (...) {
       state.error = std::current_exception();
@@ -177,6 +185,7 @@ class ProcessGroup::Impl final : public FailureListener,
   const std::shared_ptr<Runtime> runtime_;
   const std::string name_;
   const Milliseconds timeout_;
+  const std::shared_ptr<LinkDelay> link_delay_;
   const std::shared_ptr<GroupRecord> record_;
   bool announcing_ = false;   // the host thread's
   mutable std::mutex mutex_;  // guards what follows

@@ -158,18 +158,26 @@ void FlatParameter::refresh() {
   own.copy_(shard_);
 }
 
-comm::Work FlatParameter::gather(FSDPCollectives& collectives, const Tensor& memory,
-                                 std::int64_t byte_offset) {
-  const NoGrad no_grad;
-  // A storage of its own: writing the gathered values is no change of the parameters' values, which
-  // is what versions count.
-  const Tensor lent = memory;
+// The gathered buffer in `memory`, as a storage of its own: writing the gathered values is no
+// change of the parameters' values, which is what versions count.
+Tensor FlatParameter::gathered_row(const Tensor& memory, std::int64_t byte_offset) const {
   const auto bytes = static_cast<std::size_t>(full_bytes());
   auto* data = static_cast<std::byte*>(memory.raw());
   if (data != nullptr) data += byte_offset;  // null on the meta device
-  const Tensor target(
-      make_intrusive<TensorImpl>(make_intrusive<Storage>(data, bytes, memory.device(), [lent] {}),
-                                 config_.compute, Shape{layout_.total()}, Dims{1}, 0));
+  return Tensor(make_intrusive<TensorImpl>(
+      make_intrusive<Storage>(data, bytes, memory.device(), [lent = memory] {}), config_.compute,
+      Shape{layout_.total()}, Dims{1}, 0));
+}
+
+void FlatParameter::adopt_gathered(const Tensor& memory, std::int64_t byte_offset) {
+  const Tensor row = gathered_row(memory, byte_offset);
+  full_.storage().borrow_memory(IntrusivePtr<Storage>(&row.storage()), 0);
+}
+
+comm::Work FlatParameter::gather(FSDPCollectives& collectives, const Tensor& memory,
+                                 std::int64_t byte_offset) {
+  const NoGrad no_grad;
+  const Tensor target = gathered_row(memory, byte_offset);
   const comm::CollectiveOptions options{.owner = config_.name};
   comm::Work work;
   if (config_.compute == shard_.dtype()) {

@@ -74,6 +74,8 @@ class FlatParameter {
   // Gathers into `memory` (of another user until `available`), from `byte_offset` on; not for a
   // resident buffer.
   comm::Work gather(FSDPCollectives& collectives, const Tensor& memory, std::int64_t byte_offset);
+  // Instead, where gather() has filled `memory` before, and shards have not changed since.
+  void adopt_gathered(const Tensor& memory, std::int64_t byte_offset);
   // What gather() has filled is not needed any more.
   void drop_gathered();
   // The parameters become whole, and rows again.
@@ -105,6 +107,7 @@ class FlatParameter {
     Tensor counted;  // memory that the stand-in has beside its shard
   };
 
+  Tensor gathered_row(const Tensor& memory, std::int64_t byte_offset) const;
   Tensor full_view(std::size_t i) const;
   Tensor row_view(std::size_t i) const;
 

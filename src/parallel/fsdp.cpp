@@ -176,14 +176,31 @@ std::vector<Tensor> state_tensors(nn::Module& module, const FSDPOptions& options
 }  // namespace
 
 FSDPEngine::FSDPEngine(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
-                       const FSDPOptions& options) {
+                       FSDPOptions options) {
+  start(module, std::move(group), options, nullptr);
+}
+
+FSDPEngine::FSDPEngine(nn::Module& module, const comm::DeviceMesh& mesh, FSDPOptions options) {
+  const auto& dimensions = mesh.dimensions();
+  check(dimensions.size() <= 2, "[FSDP] a mesh of ", dimensions.size(),
+        " dimensions; give its submesh() of one (shards) or two (replicas, shards)");
+  const int shard_size = dimensions.back().size;
+  check(options.shard_size == 0 || options.shard_size == shard_size, "[FSDP] shard_size is ",
+        options.shard_size, ", and dimension '", dimensions.back().name, "' of the mesh has ",
+        shard_size, " ranks");
+  options.shard_size = shard_size;
+  start(module, mesh.group(), options, &mesh);
+}
+
+void FSDPEngine::start(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
+                       const FSDPOptions& options, const comm::DeviceMesh* mesh) {
   check_arguments(module, group.get(), options);
   require_agreement(*group, "[FSDP] models", signature(module, options));
   for (const UnitPlan& unit : cut_into_units(module, options)) convert_buffers(unit, options);
   if (options.sync_module_states) {
     broadcast_coalesced(*group, state_tensors(module, options), 0, "initial state");
   }
-  runtime_ = std::make_shared<FSDPRuntime>(module, std::move(group), options);
+  runtime_ = std::make_shared<FSDPRuntime>(module, std::move(group), options, mesh);
   runtime_->install_hooks();
 }
 

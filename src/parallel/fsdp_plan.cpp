@@ -69,7 +69,7 @@ class AssumedStep {
     for (const FSDPUnit* unit : order) gather(*unit);
     std::int64_t trained = 1;  // the flags are never empty
     for (auto unit = order.rbegin(); unit != order.rend(); ++unit) {
-      if (!(*unit)->keeps_after_forward()) gather(**unit);
+      if (!(*unit)->keeps_after_forward() && !is_still_there(order, **unit)) gather(**unit);
       for (const FSDPUnit::Flat& flat : (*unit)->flats) {
         if (!flat.parameter->trained()) continue;
         trained += static_cast<std::int64_t>(flat.parameter->size());
@@ -83,6 +83,16 @@ class AssumedStep {
   }
 
  private:
+  // The last two of the units that take turns in two slots are still in them when backward comes.
+  static bool is_still_there(const std::vector<const FSDPUnit*>& order, const FSDPUnit& unit) {
+    int later = 0;
+    for (auto other = order.rbegin(); other != order.rend() && *other != &unit; ++other) {
+      const bool takes = !(*other)->root && (*other)->full_bytes > 0;
+      if (takes && (*other)->groups == unit.groups) ++later;
+    }
+    return later < 2;
+  }
+
   void note(const comm::ProcessGroup& group, Operation operation, DType dtype,
             std::int64_t elements, const std::string& owner, bool symmetric = false,
             bool in_place = false) {

@@ -33,8 +33,9 @@ DType own_dtype(const UnitPlan& plan) {
 }  // namespace
 
 FSDPRuntime::FSDPRuntime(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
-                         const FSDPOptions& options)
+                         const FSDPOptions& options, const comm::DeviceMesh* mesh)
     : module_(module), group_(std::move(group)), options_(options) {
+  if (mesh != nullptr && mesh->dimensions().size() == 2) mesh_ = *mesh;
   try {
     form_units();
   } catch (...) {
@@ -84,15 +85,16 @@ int FSDPRuntime::ranks_per_shard(ShardingStrategy strategy) const {
 void FSDPRuntime::give_groups(FSDPUnit& unit) {
   const int shard = ranks_per_shard(unit.options.sharding_strategy);
   FSDPGroups& groups = groups_[shard];
-  if (!groups.shard) {
-    const int rank = group_->rank();
-    const bool whole = shard == group_->size();
-    groups.shard = whole ? group_ : group_->split(rank / shard, 0, group_->name() + "/shard");
-    if (shard == 1 && !whole) {
-      groups.replicate = group_;
-    } else if (!whole) {
-      groups.replicate = group_->split(rank % shard, 0, group_->name() + "/replicate");
+  if (!groups.shard && (shard == group_->size() || shard == 1)) {
+    groups.shard = shard == group_->size() ? group_ : group_->split(group_->rank());
+    if (shard != group_->size()) groups.replicate = group_;
+  } else if (!groups.shard) {
+    if (!mesh_) {
+      mesh_.emplace(group_, std::vector<comm::DeviceMesh::Dimension>{
+                                {"replicate", group_->size() / shard}, {"shard", shard}});
     }
+    groups.shard = mesh_->group(mesh_->dimensions()[1].name);
+    groups.replicate = mesh_->group(mesh_->dimensions()[0].name);
   }
   unit.groups = &groups;
 }
@@ -127,7 +129,7 @@ void FSDPRuntime::make_slots() {
       if (!unit.root) full = std::max(full, unit.full_bytes);
     }
     groups.full = std::make_unique<Slots>(
-        full, 0, [this, &groups](std::int64_t bytes) { return gather_memory(groups, bytes); });
+        full, 2, 0, [this, &groups](std::int64_t bytes) { return gather_memory(groups, bytes); });
   }
   make_gradient_slots();
 }
@@ -151,8 +153,8 @@ void FSDPRuntime::make_gradient_slots() {
       const MemoryCategoryScope category(MemoryCategory::gradients);
       return collectives_->allocate(*reducing, bytes);
     };
-    groups.gradient = std::make_unique<Slots>(computed, reduced_in_place ? 1 : 0, make);
-    groups.converted = std::make_unique<Slots>(converted, 1, make);
+    groups.gradient = std::make_unique<Slots>(computed, 0, reduced_in_place ? 1 : 0, make);
+    groups.converted = std::make_unique<Slots>(converted, 0, 1, make);
   }
 }
 
@@ -327,6 +329,7 @@ void FSDPRuntime::fence() {
 void FSDPRuntime::begin_forward() {
   follow_module();
   begin_record();
+  for (auto& [ranks, groups] : groups_) groups.full->forget();  // shards may have changed since
   forward_order_.clear();
   ended_.clear();
   for (FSDPUnit& unit : units_) {
@@ -417,17 +420,23 @@ void FSDPRuntime::start_gather(FSDPUnit& unit) {
   unit.state = FSDPUnit::State::gathering;
   if (unit.full_bytes == 0) return;
   if (unit.root) {
-    unit.slot = {gather_memory(*unit.groups, unit.full_bytes), {}};
+    unit.slot = {gather_memory(*unit.groups, unit.full_bytes), {}, nullptr};
   } else {
-    unit.slot = unit.groups->full->take();
+    unit.slot = unit.groups->full->take(&unit);
   }
+  // What forward gathered last is still there when backward comes.
+  const bool there = std::exchange(unit.slot.tenant, &unit) == &unit;
   std::optional<StreamScope> scope;
-  if (gathering_) {
+  if (gathering_ && !there) {
     gathering_.wait(unit.slot.last_use);
     scope.emplace(gathering_);
   }
   for (FSDPUnit::Flat& flat : unit.flats) {
     if (flat.parameter->resident()) continue;
+    if (there) {
+      flat.parameter->adopt_gathered(unit.slot.memory, flat.full_offset);
+      continue;
+    }
     unit.gathers.push_back(
         flat.parameter->gather(*collectives_, unit.slot.memory, flat.full_offset));
   }
@@ -474,6 +483,7 @@ void FSDPRuntime::reset() noexcept {
 }
 
 void FSDPRuntime::make_whole(FSDPUnit& unit) {
+  unit.groups->full->forget();
   start_gather(unit);
   finish_gather(unit);
 }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cohort/comm/device_mesh.h"
 #include "cohort/comm/process_group.h"
 #include "cohort/core/stream.h"
 #include "cohort/nn/module.h"
@@ -32,8 +33,9 @@ namespace cohort::parallel {
 // Belongs to the rank's host thread.
 class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
  public:
+  // Without a mesh, hybrid strategies make their own of options.shard_size.
   FSDPRuntime(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
-              const FSDPOptions& options);
+              const FSDPOptions& options, const comm::DeviceMesh* mesh);
   ~FSDPRuntime();
   FSDPRuntime(const FSDPRuntime&) = delete;
   FSDPRuntime& operator=(const FSDPRuntime&) = delete;
@@ -166,6 +168,7 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   nn::Module& module_;
   const std::shared_ptr<comm::ProcessGroup> group_;
   const FSDPOptions options_;
+  std::optional<comm::DeviceMesh> mesh_;
   std::map<int, FSDPGroups> groups_;  // by ranks per shard; addresses stay
   std::deque<FSDPUnit> units_;        // children before their parents; addresses stay
   Stream gathering_;                  // where the compute stream is queued: what gathers wait for

@@ -5,18 +5,30 @@
 
 namespace cohort::parallel {
 
-Slots::Slots(std::int64_t bytes, int spare, std::function<Tensor(std::int64_t)> make)
-    : bytes_(bytes), spare_(static_cast<std::size_t>(spare)), make_(std::move(make)) {}
+Slots::Slots(std::int64_t bytes, int pieces, int spare, std::function<Tensor(std::int64_t)> make)
+    : bytes_(bytes),
+      pieces_(pieces),
+      spare_(static_cast<std::size_t>(spare)),
+      make_(std::move(make)) {}
 
-Slots::Slot Slots::take() {
-  if (free_.size() > spare_) {
-    Slot slot = std::move(free_.front());
-    free_.pop_front();
+Slots::Slot Slots::take(const void* tenant) {
+  const auto own = std::find_if(free_.begin(), free_.end(), [&](const Slot& slot) {
+    return tenant != nullptr && slot.tenant == tenant;
+  });
+  if (own != free_.end() || (free_.size() > spare_ && count_ >= pieces_)) {
+    const auto chosen = own != free_.end() ? own : free_.begin();
+    Slot slot = std::move(*chosen);
+    free_.erase(chosen);
+    if (slot.tenant != tenant) slot.tenant = nullptr;
     return slot;
   }
-  Slot slot{make_(bytes_), {}};
+  Slot slot{make_(bytes_), {}, nullptr};
   most_ = std::max(most_, ++count_);
   return slot;
+}
+
+void Slots::forget() {
+  for (Slot& slot : free_) slot.tenant = nullptr;
 }
 
 void Slots::give_back(Slot slot) {

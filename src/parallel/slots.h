@@ -17,16 +17,21 @@ class Slots {
   struct Slot {
     Tensor memory;  // bytes
     Event last_use;
+    const void* tenant = nullptr;  // who has filled it
   };
 
-  // `make(bytes)` allocates a piece. At least `spare` pieces are free before one is used again: its
-  // last user has that many turns to finish.
-  Slots(std::int64_t bytes, int spare, std::function<Tensor(std::int64_t)> make);
+  // `make(bytes)` allocates a piece. A piece is used again when there are `pieces` of them, and
+  // more than `spare` are free: its last user has that many turns to finish.
+  Slots(std::int64_t bytes, int pieces, int spare, std::function<Tensor(std::int64_t)> make);
 
   std::int64_t bytes() const { return bytes_; }
   std::int64_t spare() const { return static_cast<std::int64_t>(spare_); }
-  Slot take();
+  // The piece that `tenant` gave back last, if nobody has taken it since; then slot.tenant is it.
+  // Another one otherwise, with the tenant null.
+  Slot take(const void* tenant = nullptr);
   void give_back(Slot slot);
+  // What free pieces hold is out of date.
+  void forget();
   // Frees the pieces that nobody has.
   void trim();
   // The greatest number of pieces that were there at once.
@@ -34,6 +39,7 @@ class Slots {
 
  private:
   std::int64_t bytes_;
+  int pieces_;
   std::size_t spare_;
   std::function<Tensor(std::int64_t)> make_;
   std::deque<Slot> free_;  // oldest first

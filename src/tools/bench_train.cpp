@@ -1,8 +1,10 @@
+#include <chrono>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "cohort/comm/link_delay.h"
 #include "cohort/core/context.h"
 #include "cohort/core/error.h"
 #include "cohort/models/models.h"
@@ -21,6 +23,7 @@ struct TrainBenchOptions : BenchOptions {
   std::string optimizer = "sgd";
   std::string strategy = "ddp";
   std::int64_t batch = 32;
+  std::int64_t link_delay_us = 0;
   DDPOptions ddp = {.gradient_as_bucket_view = true};
   FSDPOptions fsdp = {.auto_wrap_policy = wrap::by_type<nn::Linear, nn::Conv2d>()};
 };
@@ -130,6 +133,7 @@ void train(comm::ProcessGroup& group, const TrainBenchOptions& options, const Ta
 
 void measure(const std::shared_ptr<comm::ProcessGroup>& group, const TrainBenchOptions& options) {
   const Task task = make_task(options, group->rank());
+  comm::set_link_delay(std::chrono::microseconds(options.link_delay_us));
   StepTimes times;
   Communication communication;
   if (options.strategy == "ddp") {
@@ -192,6 +196,11 @@ std::function<int()> define_bench_train(CLI::App& app) {
   app.add_flag_callback(
       "--no-prefetch", [options] { options->fsdp.backward_prefetch = BackwardPrefetch::none; },
       "FSDP gathers a unit when it is needed");
+  app.add_flag("--forward-prefetch", options->fsdp.forward_prefetch,
+               "FSDP gathers the next unit while one computes in forward");
+  app.add_option("--link-delay-us", options->link_delay_us,
+                 "Each collective takes so much longer, as over a slow link")
+      ->check(CLI::NonNegativeNumber);
   app.add_flag("--find-unused-parameters", options->ddp.find_unused_parameters, "DDP's option");
   app.add_flag("--static-graph", options->ddp.static_graph, "DDP's option");
   app.add_flag_callback(

@@ -46,6 +46,10 @@ std::vector<Setting> settings(int world) {
                    {.auto_wrap_policy = linears(),
                     .mixed_precision = {.param_dtype = bf16, .reduce_dtype = f32},
                     .zero_copy = zero_copy}});
+    all.push_back({"bf16 gradients" + kind,
+                   {.auto_wrap_policy = linears(),
+                    .mixed_precision = {.param_dtype = bf16, .keep_low_precision_grads = true},
+                    .zero_copy = zero_copy}});
   }
   for (const auto prefetch : {BackwardPrefetch::none, BackwardPrefetch::post}) {
     for (const bool forward : {true, false}) {
@@ -210,18 +214,42 @@ TEST(FsdpPlan, WithoutInputsKnowsTrafficAndRestAndSaysWhatIsMissing) {
 
 TEST(FsdpPlan, Row17CollectivesComeInTheOrderOfAStep) {
   comm::LocalWorld(2).run([](const Group& group) {
-    FSDP fsdp(models::make_mlp("12-40-24-5"), group,
-              {.auto_wrap_policy = linears(), .zero_copy = false});
+    FSDP fsdp(small_model(), group, {.auto_wrap_policy = linears(), .zero_copy = false});
     std::vector<std::string> order;
     for (const FSDPPlan::Collective& one : fsdp.plan(inputs_of(0, 0, 0)).collectives) {
       order.push_back(str(one.operation, ' ', one.owner));
     }
-    EXPECT_EQ(order,
-              (std::vector<std::string>{"all_gather 1", "all_gather 3", "all_gather 5",  // forward
-                                        "all_gather 5", "all_gather 3",  // the next one early
-                                        "reduce_scatter 5", "all_gather 1", "reduce_scatter 3",
-                                        "reduce_scatter 1", "all_reduce used parameters"}));
+    EXPECT_EQ(order, (std::vector<std::string>{
+                         "all_gather 1", "all_gather 3", "all_gather 5", "all_gather 7",  // forward
+                         // Units 7 and 5 are still there; each further one comes a unit ahead.
+                         "reduce_scatter 7", "all_gather 3", "reduce_scatter 5", "all_gather 1",
+                         "reduce_scatter 3", "reduce_scatter 1", "all_reduce used parameters"}));
   });
+}
+
+TEST(FsdpPlan, TwoUnitsAndTheRootAreGatheredAtMostHoweverDeepTheModel) {
+  for (const int layers : {1, 2, 3, 8}) {
+    for (const bool forward_prefetch : {false, true}) {
+      comm::LocalWorld(2).run([&](const Group& group) {
+        std::string widths = "16";
+        for (int i = 0; i < layers; ++i) widths += "-16";
+        FSDP fsdp(models::make_mlp(widths), group,
+                  {.auto_wrap_policy = linears(),
+                   .forward_prefetch = forward_prefetch,
+                   .zero_copy = false});
+        const Tensor x = Tensor::ones({2, 16});
+        fsdp.plan(x);
+        for (int step = 0; step < 2; ++step) {
+          fsdp.module().zero_grad();
+          sum(fsdp(x)).backward();
+        }
+        // 16 x 16 weights and 16 biases in f32, padded to lines of 64 bytes for each of two ranks.
+        const std::int64_t unit = ((16 * 16 + 16) * 4 + 127) / 128 * 128;
+        EXPECT_EQ(fsdp.plan(x).rise[static_cast<std::size_t>(MemoryCategory::parameters)],
+                  std::min(layers, 2) * unit);
+      });
+    }
+  }
 }
 
 TEST(FsdpPlan, CheckNeedsAPlanAndAStep) {

@@ -39,7 +39,7 @@ TEST(Fsdp, Row11CollectivesOfAStepAreThoseOfThePlan) {
         const comm::GroupStats stats = group->stats();
         const FSDPPlan plan = fsdp.plan();
         const bool full = strategy == ShardingStrategy::full_shard;
-        EXPECT_EQ(stats.of(Operation::all_gather).count, full ? 8 : 4);
+        EXPECT_EQ(stats.of(Operation::all_gather).count, full ? 6 : 4);
         EXPECT_EQ(stats.of(Operation::all_gather).count, plan.count(Operation::all_gather));
         EXPECT_EQ(stats.of(Operation::all_gather).logical_bytes,
                   plan.logical_bytes(Operation::all_gather));

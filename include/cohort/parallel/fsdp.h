@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "cohort/comm/device_mesh.h"
 #include "cohort/comm/process_group.h"
 #include "cohort/nn/module.h"
 #include "cohort/parallel/comm_hook.h"
@@ -42,8 +43,8 @@ void backward_on_meta(const std::vector<Tensor>& outputs);
 // The part of FSDP that does not depend on the module's type.
 class FSDPEngine {
  public:
-  FSDPEngine(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
-             const FSDPOptions& options);
+  FSDPEngine(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group, FSDPOptions options);
+  FSDPEngine(nn::Module& module, const comm::DeviceMesh& mesh, FSDPOptions options);
   ~FSDPEngine();
   FSDPEngine(const FSDPEngine&) = delete;
   FSDPEngine& operator=(const FSDPEngine&) = delete;
@@ -62,6 +63,9 @@ class FSDPEngine {
   FSDPPlanCheck check_plan() const;
 
  private:
+  void start(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
+             const FSDPOptions& options, const comm::DeviceMesh* mesh);
+
   std::shared_ptr<FSDPRuntime> runtime_;
   std::optional<FSDPPlan> planned_;
 };
@@ -93,6 +97,11 @@ class FSDP {
        const FSDPOptions& options = {})
       : module_(require(std::move(module))),
         engine_(std::make_unique<parallel::FSDPEngine>(*module_, std::move(group), options)) {}
+  // Over a mesh of one dimension, or of two: replicas by shards, of which the hybrid strategies
+  // make use. InvalidArgument for others, and for a shard_size that is not the mesh's.
+  FSDP(std::shared_ptr<M> module, const comm::DeviceMesh& mesh, const FSDPOptions& options = {})
+      : module_(require(std::move(module))),
+        engine_(std::make_unique<parallel::FSDPEngine>(*module_, mesh, options)) {}
 
   template <typename... Args>
   auto operator()(Args&&... args) {
