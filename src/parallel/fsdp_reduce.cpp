@@ -21,6 +21,52 @@ bool any(const std::vector<bool>& flags) {
 
 }  // namespace
 
+void FSDPRuntime::make_gradient_slots() {
+  for (auto& [ranks, groups] : groups_) {
+    std::int64_t computed = 0;
+    std::int64_t converted = 0;
+    bool reduced_in_place = false;
+    for (const FSDPUnit& unit : units_) {
+      if (unit.groups != &groups) continue;
+      computed = std::max(computed, unit.gradient_bytes);
+      converted = std::max(converted, unit.converted_bytes);
+      reduced_in_place |= std::any_of(unit.flats.begin(), unit.flats.end(), [](const auto& flat) {
+        return flat.parameter->trained() && !flat.parameter->converts_gradient();
+      });
+    }
+    // What reduces them reads the ranks' gradients where they lie.
+    const auto& reducing = groups.shard->size() > 1 ? groups.shard : group_;
+    const auto make = [this, reducing](std::int64_t bytes) {
+      const MemoryCategoryScope category(MemoryCategory::gradients);
+      return collectives_->allocate(*reducing, bytes);
+    };
+    groups.gradient = std::make_unique<Slots>(computed, 0, reduced_in_place ? 1 : 0, make);
+    groups.converted = std::make_unique<Slots>(converted, 0, 1, make);
+  }
+}
+
+// Which gradients a unit has, and where they lie in its slots.
+void FSDPRuntime::lay_out_gradients(FSDPUnit& unit) {
+  unit.gradient_bytes = 0;
+  unit.converted_bytes = 0;
+  for (FSDPUnit::Flat& flat : unit.flats) {
+    const FlatParameter& parameter = *flat.parameter;
+    if (!parameter.trained()) continue;
+    flat.gradient_offset = unit.gradient_bytes;
+    unit.gradient_bytes += parameter.full_bytes();
+    if (!parameter.converts_gradient()) continue;
+    flat.converted_offset = unit.converted_bytes;
+    unit.converted_bytes += parameter.reduced_bytes();
+  }
+}
+
+void FSDPRuntime::trim_gradient_slots() {
+  for (auto& [ranks, groups] : groups_) {
+    groups.gradient->trim();
+    groups.converted->trim();
+  }
+}
+
 void FSDPRuntime::set_gradient_divide_factor(double factor) {
   check(factor > 0 && std::isfinite(factor), "[FSDP] the gradient divide factor is ", factor,
         "; it must be positive and finite");

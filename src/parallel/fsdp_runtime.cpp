@@ -16,22 +16,6 @@
 #include "parallel/boundary.h"
 
 namespace cohort::parallel {
-namespace {
-
-constexpr const char* kManager = "FSDP";
-
-// That of a module which is kept in full precision: its first floating parameter's or buffer's.
-DType own_dtype(const UnitPlan& plan) {
-  for (const auto* list : {&plan.parameters, &plan.buffers}) {
-    for (const auto& [name, tensor] : *list) {
-      if (is_floating(tensor.dtype())) return tensor.dtype();
-    }
-  }
-  return f32;
-}
-
-}  // namespace
-
 FSDPRuntime::FSDPRuntime(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
                          const FSDPOptions& options, const comm::DeviceMesh* mesh)
     : module_(module), group_(std::move(group)), options_(options) {
@@ -111,9 +95,7 @@ void FSDPRuntime::form_units() {
     unit.name = plan.name;
     unit.root = plan.module == &module_;
     unit.options = options_of_unit(options_, *unit.module, unit.name);
-    if (plan.full_precision && !unit.options.mixed_precision.param_dtype) {
-      unit.own_dtype = own_dtype(plan);
-    }
+    unit.own_dtype = own_dtype(plan, unit.options);
     give_groups(unit);
     add_flats(unit, std::move(plan.parameters));
     lay_out_gradients(unit);
@@ -132,52 +114,6 @@ void FSDPRuntime::make_slots() {
         full, 2, 0, [this, &groups](std::int64_t bytes) { return gather_memory(groups, bytes); });
   }
   make_gradient_slots();
-}
-
-void FSDPRuntime::make_gradient_slots() {
-  for (auto& [ranks, groups] : groups_) {
-    std::int64_t computed = 0;
-    std::int64_t converted = 0;
-    bool reduced_in_place = false;
-    for (const FSDPUnit& unit : units_) {
-      if (unit.groups != &groups) continue;
-      computed = std::max(computed, unit.gradient_bytes);
-      converted = std::max(converted, unit.converted_bytes);
-      reduced_in_place |= std::any_of(unit.flats.begin(), unit.flats.end(), [](const auto& flat) {
-        return flat.parameter->trained() && !flat.parameter->converts_gradient();
-      });
-    }
-    // What reduces them reads the ranks' gradients where they lie.
-    const auto& reducing = groups.shard->size() > 1 ? groups.shard : group_;
-    const auto make = [this, reducing](std::int64_t bytes) {
-      const MemoryCategoryScope category(MemoryCategory::gradients);
-      return collectives_->allocate(*reducing, bytes);
-    };
-    groups.gradient = std::make_unique<Slots>(computed, 0, reduced_in_place ? 1 : 0, make);
-    groups.converted = std::make_unique<Slots>(converted, 0, 1, make);
-  }
-}
-
-// Which gradients a unit has, and where they lie in its slots.
-void FSDPRuntime::lay_out_gradients(FSDPUnit& unit) {
-  unit.gradient_bytes = 0;
-  unit.converted_bytes = 0;
-  for (FSDPUnit::Flat& flat : unit.flats) {
-    const FlatParameter& parameter = *flat.parameter;
-    if (!parameter.trained()) continue;
-    flat.gradient_offset = unit.gradient_bytes;
-    unit.gradient_bytes += parameter.full_bytes();
-    if (!parameter.converts_gradient()) continue;
-    flat.converted_offset = unit.converted_bytes;
-    unit.converted_bytes += parameter.reduced_bytes();
-  }
-}
-
-void FSDPRuntime::trim_gradient_slots() {
-  for (auto& [ranks, groups] : groups_) {
-    groups.gradient->trim();
-    groups.converted->trim();
-  }
 }
 
 void FSDPRuntime::trim_full_slots() {
@@ -277,40 +213,6 @@ void FSDPRuntime::install_unit_hooks() {
   }
 }
 
-// Freezing a parameter takes its hooks away, so those that are trained anew get them again.
-void FSDPRuntime::watch_gradients(FSDPUnit& unit, FSDPUnit::Flat& flat) {
-  for (std::size_t i = 0; i < flat.parameter->size(); ++i) {
-    const Tensor& parameter = flat.parameter->parameters()[i].tensor;
-    if (!flat.parameter->trained(i) || grad_manager(parameter) == kManager) continue;
-    set_grad_manager(parameter, kManager);
-    unit.hooks.push_back(register_post_accumulate_grad_hook(
-        parameter, [weak = weak_from_this(), &unit, &flat, i](const Tensor&) {
-          if (const auto self = weak.lock()) self->on_gradient(unit, flat, i);
-        }));
-  }
-}
-
-// What the caller has done to the module since the last step.
-void FSDPRuntime::follow_module() {
-  bool changed = false;
-  for (FSDPUnit& unit : units_) {
-    for (FSDPUnit::Flat& flat : unit.flats) {
-      if (!flat.parameter->exchanged()) flat.parameter->check_rows();
-      changed |= flat.parameter->update_trained();
-    }
-  }
-  if (!changed) return;
-  for (FSDPUnit& unit : units_) {
-    check<AutogradError>(!unit.accumulated && backward_ == 0,
-                         "[FSDP] parameters were frozen or unfrozen while unit '", unit.label(),
-                         "' keeps gradients of backwards without sync (rank ", group_->rank(),
-                         "); do it after a backward outside no_sync()");
-    lay_out_gradients(unit);
-    for (FSDPUnit::Flat& flat : unit.flats) watch_gradients(unit, flat);
-  }
-  make_gradient_slots();
-}
-
 bool FSDPRuntime::fences() const {
   return std::any_of(units_.begin(), units_.end(), [](const FSDPUnit& unit) {
     return unit.groups->shard->size() > 1 &&
@@ -350,23 +252,6 @@ void FSDPRuntime::end_forward() {
   recording_ = false;  // no step of training
 }
 
-// Converts what the unit's precision says; returns the dtype that its outputs are to have.
-std::optional<DType> FSDPRuntime::cast_inputs(const FSDPUnit& unit,
-                                              std::span<Tensor> inputs) const {
-  const FSDPMixedPrecision& precision = unit.options.mixed_precision;
-  const bool casts =
-      precision.cast_forward_inputs || (unit.root && precision.cast_root_forward_inputs);
-  const std::optional<DType>& wanted = unit.own_dtype ? unit.own_dtype : precision.param_dtype;
-  const bool cast = wanted && (unit.own_dtype || casts);
-  std::optional<DType> first;
-  for (Tensor& input : inputs) {
-    if (!input.defined() || !is_floating(input.dtype())) continue;
-    if (!first) first = input.dtype();
-    if (cast && input.dtype() != *wanted) input = input.to(*wanted);
-  }
-  return unit.own_dtype && !precision.output_dtype ? first : precision.output_dtype;
-}
-
 void FSDPRuntime::before_forward(FSDPUnit& unit, std::span<Tensor> inputs) {
   if (depth_ == 0) begin_forward();
   ++depth_;
@@ -382,10 +267,7 @@ void FSDPRuntime::before_forward(FSDPUnit& unit, std::span<Tensor> inputs) {
 void FSDPRuntime::after_forward(FSDPUnit& unit, std::span<Tensor> outputs) {
   FSDPCall call = calls_.back();
   calls_.pop_back();
-  for (Tensor& output : outputs) {
-    if (!call.outputs || !output.defined() || !is_floating(output.dtype())) continue;
-    if (output.dtype() != *call.outputs) output = output.to(*call.outputs);
-  }
+  cast_outputs(call, outputs);
   call.end = Context::current().next_node;
   put_boundary(outputs, [weak = weak_from_this(), &unit, call] {
     if (const auto self = weak.lock()) self->enter_backward(unit, call);

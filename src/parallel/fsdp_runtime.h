@@ -131,6 +131,7 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   void end_forward();
   void follow_module();
   std::optional<DType> cast_inputs(const FSDPUnit& unit, std::span<Tensor> inputs) const;
+  static void cast_outputs(const FSDPCall& call, std::span<Tensor> outputs);
   void prefetch_forward(FSDPUnit& unit);
 
   // Gathered memory.

@@ -102,6 +102,8 @@ bool keeps_full_precision(const FSDPOptions& options, const nn::Module& module,
 // The options of one unit.
 FSDPUnitOptions options_of_unit(const FSDPOptions& options, const nn::Module& module,
                                 const std::string& name);
+// The dtype that a unit's inputs are converted to because it is kept in full precision.
+std::optional<DType> own_dtype(const UnitPlan& plan, const FSDPUnitOptions& options);
 // What the options leave alone.
 bool is_ignored(const FSDPOptions& options, const std::string& parameter);
 
