@@ -1,5 +1,6 @@
 #include "parallel/boundary.h"
 
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -8,40 +9,38 @@
 namespace cohort::parallel {
 namespace {
 
+// Behind one tensor only: one node behind several would lead backward from one that is used to
+// operations that only others came from.
 class Boundary final : public Node {
  public:
-  explicit Boundary(std::function<void()> passing) : passing_(std::move(passing)) {}
+  explicit Boundary(std::shared_ptr<std::function<void()>> passing)
+      : passing_(std::move(passing)) {}
 
   std::string_view name() const override { return "FSDPBoundary"; }
   void backward(GradFrame& frame) override {
-    passing_();
-    for (int i = 0; i < output_count(); ++i) {
-      if (frame.grad(i).defined()) frame.set(i, frame.grad(i));
-    }
+    (*passing_)();
+    frame.set(0, frame.grad(0));
   }
   void release() override {}
 
  private:
-  std::function<void()> passing_;
+  std::shared_ptr<std::function<void()>> passing_;
 };
 
 }  // namespace
 
 bool put_boundary(std::span<Tensor> tensors, std::function<void()> passing) {
-  std::vector<Tensor*> members;
+  const auto shared = std::make_shared<std::function<void()>>(std::move(passing));
+  bool any = false;
   for (Tensor& tensor : tensors) {
-    if (recording(tensor) && is_floating(tensor.dtype())) members.push_back(&tensor);
+    if (!recording(tensor) || !is_floating(tensor.dtype())) continue;
+    const std::vector<const Tensor*> inputs{&tensor};
+    std::vector<Tensor> outputs{tensor.detach()};
+    connect(outputs, make_intrusive<Boundary>(shared), inputs);
+    tensor = outputs[0];
+    any = true;
   }
-  if (members.empty()) return false;
-  std::vector<Tensor> outputs;
-  std::vector<const Tensor*> inputs;
-  for (const Tensor* tensor : members) {
-    inputs.push_back(tensor);
-    outputs.push_back(tensor->detach());
-  }
-  connect(outputs, make_intrusive<Boundary>(std::move(passing)), inputs);
-  for (std::size_t i = 0; i < members.size(); ++i) *members[i] = outputs[i];
-  return true;
+  return any;
 }
 
 }  // namespace cohort::parallel

@@ -210,6 +210,18 @@ void FSDPEngine::forward_threw() noexcept {
   runtime_->reset();
 }
 
+void FSDPEngine::unshard() {
+  runtime_->unshard();
+}
+
+void FSDPEngine::reshard() {
+  runtime_->reshard_all();
+}
+
+void FSDPEngine::set_reshard_after_forward(bool on, const std::string& unit, bool recurse) {
+  runtime_->set_reshard_after_forward(on, unit, recurse);
+}
+
 void FSDPEngine::set_sync(bool on) {
   runtime_->set_sync(on);
 }

@@ -3,6 +3,9 @@
 #include "cohort/parallel/fsdp_plan.h"
 
 #include <algorithm>
+#include <deque>
+#include <map>
+#include <set>
 
 #include "cohort/core/error.h"
 #include "cohort/parallel/fsdp.h"
@@ -67,9 +70,10 @@ class AssumedStep {
     }
     if (runtime_.fences()) note(*runtime_.group(), Operation::barrier, DType::u8, 0, "shards");
     for (const FSDPUnit* unit : order) gather(*unit);
+    const std::set<const FSDPUnit*> there = still_there(order);
     std::int64_t trained = 1;  // the flags are never empty
     for (auto unit = order.rbegin(); unit != order.rend(); ++unit) {
-      if (!(*unit)->keeps_after_forward() && !is_still_there(order, **unit)) gather(**unit);
+      if (!(*unit)->keeps_after_forward() && !there.contains(*unit)) gather(**unit);
       for (const FSDPUnit::Flat& flat : (*unit)->flats) {
         if (!flat.parameter->trained()) continue;
         trained += static_cast<std::int64_t>(flat.parameter->size());
@@ -83,14 +87,28 @@ class AssumedStep {
   }
 
  private:
-  // The last two of the units that take turns in two slots are still in them when backward comes.
-  static bool is_still_there(const std::vector<const FSDPUnit*>& order, const FSDPUnit& unit) {
-    int later = 0;
-    for (auto other = order.rbegin(); other != order.rend() && *other != &unit; ++other) {
-      const bool takes = !(*other)->root && (*other)->full_bytes > 0;
-      if (takes && (*other)->groups == unit.groups) ++later;
+  // Forward as Slots sees it: the units whose parameters are in its free pieces at the end.
+  static std::set<const FSDPUnit*> still_there(const std::vector<const FSDPUnit*>& order) {
+    struct Pieces {
+      std::deque<const FSDPUnit*> free;  // by their tenants, oldest first
+      int count = 0;
+    };
+    std::map<const FSDPGroups*, Pieces> all;
+    for (const FSDPUnit* unit : order) {
+      if (unit->root || unit->full_bytes == 0) continue;
+      Pieces& pieces = all[unit->groups];
+      if (!pieces.free.empty() && pieces.count >= FSDPRuntime::kFullSlots) {
+        pieces.free.pop_front();
+      } else {
+        ++pieces.count;
+      }
+      if (!unit->keeps_after_forward()) pieces.free.push_back(unit);
     }
-    return later < 2;
+    std::set<const FSDPUnit*> there;
+    for (const auto& [groups, pieces] : all) {
+      there.insert(pieces.free.begin(), pieces.free.end());
+    }
+    return there;
   }
 
   void note(const comm::ProcessGroup& group, Operation operation, DType dtype,
@@ -144,7 +162,7 @@ void add_bounds(FSDPPlan& plan, const FSDPRuntime& runtime) {
       }
     }
     plan.rise[static_cast<std::size_t>(MemoryCategory::parameters)] +=
-        (slots + (turns ? 2 : 0)) * groups.full->bytes();
+        (slots + (turns ? FSDPRuntime::kFullSlots : 0)) * groups.full->bytes();
     // The root's and that of the unit that computes; beside them one that is being reduced, or two
     // in the reduction's dtype.
     plan.rise[static_cast<std::size_t>(MemoryCategory::gradients)] +=

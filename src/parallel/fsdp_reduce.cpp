@@ -253,9 +253,12 @@ void FSDPRuntime::exchange_used() {
   for (const Reduction& reduction : reductions_) {
     for (const bool used : reduction.used) flags.push_back(used ? 1 : 0);
   }
-  const Tensor shared = Tensor::from(flags, {static_cast<std::int64_t>(flags.size())});
+  const Shape shape{static_cast<std::int64_t>(flags.size())};
+  const Tensor shared = rehearsing() ? Tensor::empty(shape, {DType::u8, Device::meta(), false})
+                                     : Tensor::from(flags, shape);
   collectives_->all_reduce(*group_, shared, comm::ReduceOp::max, {.owner = "used parameters"})
       .synchronize();
+  if (rehearsing()) return;
   const std::vector<std::uint8_t> agreed = shared.to_vector<std::uint8_t>();
   std::size_t next = 1;
   for (Reduction& reduction : reductions_) {

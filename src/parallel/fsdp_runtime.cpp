@@ -96,6 +96,7 @@ void FSDPRuntime::form_units() {
     unit.root = plan.module == &module_;
     unit.options = options_of_unit(options_, *unit.module, unit.name);
     unit.own_dtype = own_dtype(plan, unit.options);
+    unit.reshard_after_forward = reshards_after_forward(unit.options.sharding_strategy);
     give_groups(unit);
     add_flats(unit, std::move(plan.parameters));
     lay_out_gradients(unit);
@@ -110,8 +111,9 @@ void FSDPRuntime::make_slots() {
       if (unit.groups != &groups) continue;
       if (!unit.root) full = std::max(full, unit.full_bytes);
     }
-    groups.full = std::make_unique<Slots>(
-        full, 2, 0, [this, &groups](std::int64_t bytes) { return gather_memory(groups, bytes); });
+    groups.full = std::make_unique<Slots>(full, kFullSlots, 0, [this, &groups](std::int64_t bytes) {
+      return gather_memory(groups, bytes);
+    });
   }
   make_gradient_slots();
 }
@@ -228,17 +230,22 @@ void FSDPRuntime::fence() {
   if (!compute.runs_inline()) compute.synchronize();
 }
 
-void FSDPRuntime::begin_forward() {
+// What has been written to shards so far is there when gathers, or the other ranks, read them.
+void FSDPRuntime::prepare_shards() {
   follow_module();
-  begin_record();
-  for (auto& [ranks, groups] : groups_) groups.full->forget();  // shards may have changed since
-  forward_order_.clear();
-  ended_.clear();
+  for (auto& [ranks, groups] : groups_) groups.full->forget();
   for (FSDPUnit& unit : units_) {
     for (FSDPUnit::Flat& flat : unit.flats) flat.parameter->refresh();
   }
   fence();
   if (gathering_) gathering_.wait(Context::current().stream(Device::cpu()).record());
+}
+
+void FSDPRuntime::begin_forward() {
+  begin_record();
+  forward_order_.clear();
+  ended_.clear();
+  prepare_shards();
 }
 
 void FSDPRuntime::end_forward() {
@@ -269,7 +276,11 @@ void FSDPRuntime::after_forward(FSDPUnit& unit, std::span<Tensor> outputs) {
   calls_.pop_back();
   cast_outputs(call, outputs);
   call.end = Context::current().next_node;
-  put_boundary(outputs, [weak = weak_from_this(), &unit, call] {
+  // The first output that backward comes to is the unit's; each backward anew, for a graph that is
+  // kept.
+  const auto entered = std::make_shared<std::uint64_t>(0);
+  put_boundary(outputs, [weak = weak_from_this(), &unit, call, entered] {
+    if (std::exchange(*entered, current_backward()) == current_backward()) return;
     if (const auto self = weak.lock()) self->enter_backward(unit, call);
   });
   ended_.push_back(&unit);
@@ -362,6 +373,29 @@ void FSDPRuntime::reset() noexcept {
     }
   }
   trim_full_slots();
+}
+
+void FSDPRuntime::unshard() {
+  check(depth_ == 0 && backward_ == 0, "[unshard] must not be called inside forward or backward");
+  prepare_shards();
+  for (FSDPUnit& unit : units_) start_gather(unit);
+}
+
+void FSDPRuntime::reshard_all() {
+  check(depth_ == 0 && backward_ == 0, "[reshard] must not be called inside forward or backward");
+  for (FSDPUnit& unit : units_) reshard(unit);
+  trim_full_slots();
+}
+
+void FSDPRuntime::set_reshard_after_forward(bool on, const std::string& name, bool recurse) {
+  check(depth_ == 0, "[set_reshard_after_forward] must not be called inside forward");
+  bool found = false;
+  for (FSDPUnit& unit : units_) {
+    found = found || unit.name == name;
+    const bool inside = recurse && (name.empty() || unit.name.starts_with(name + '.'));
+    if (unit.name == name || inside) unit.reshard_after_forward = on;
+  }
+  check(found, "[set_reshard_after_forward] there is no unit '", name, "'");
 }
 
 void FSDPRuntime::make_whole(FSDPUnit& unit) {

@@ -33,6 +33,10 @@ namespace cohort::parallel {
 // Belongs to the rank's host thread.
 class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
  public:
+  // Units that drop their parameters after forward take turns in so many pieces of memory: one that
+  // computes, and one that is gathered ahead.
+  static constexpr int kFullSlots = 2;
+
   // Without a mesh, hybrid strategies make their own of options.shard_size.
   FSDPRuntime(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
               const FSDPOptions& options, const comm::DeviceMesh* mesh);
@@ -60,6 +64,11 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   const std::deque<FSDPUnit>& units() const { return units_; }
 
   const std::map<int, FSDPGroups>& groups() const { return groups_; }
+
+  // See FSDP.
+  void unshard();
+  void reshard_all();
+  void set_reshard_after_forward(bool on, const std::string& unit, bool recurse);
 
   // Gathers a unit and makes its parameters whole, and back: outside forward and backward.
   void make_whole(FSDPUnit& unit);
@@ -127,6 +136,7 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   // Forward.
   void before_forward(FSDPUnit& unit, std::span<Tensor> inputs);
   void after_forward(FSDPUnit& unit, std::span<Tensor> outputs);
+  void prepare_shards();
   void begin_forward();
   void end_forward();
   void follow_module();

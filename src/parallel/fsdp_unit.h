@@ -45,6 +45,7 @@ struct FSDPUnit {
   std::string name;
   bool root = false;
   FSDPUnitOptions options;
+  bool reshard_after_forward = true;
   FSDPGroups* groups = nullptr;
   std::vector<Flat> flats;
   std::int64_t full_bytes = 0;      // of a slot: what is gathered, without resident buffers
@@ -71,13 +72,13 @@ struct FSDPUnit {
   bool accumulated = false;
 
   // Whether its parameters stay gathered from forward to backward.
-  bool keeps_after_forward() const {
-    return root || options.sharding_strategy == ShardingStrategy::shard_grad_op ||
-           options.sharding_strategy == ShardingStrategy::hybrid_shard_zero2 ||
-           options.sharding_strategy == ShardingStrategy::no_shard;
-  }
+  bool keeps_after_forward() const { return root || !reshard_after_forward; }
   std::string label() const { return root ? std::string("root") : name; }
 };
+
+constexpr bool reshards_after_forward(ShardingStrategy strategy) {
+  return strategy == ShardingStrategy::full_shard || strategy == ShardingStrategy::hybrid_shard;
+}
 
 // One call of a unit's forward: the numbers of the operations that it recorded.
 struct FSDPCall {

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <optional>
 #include <random>
 
 #include "cohort/optim/adam.h"
@@ -99,6 +101,17 @@ Draw draw_run(std::mt19937& random, int world) {
                   .zero_copy = up_to(2) == 0,
                   // One group, or groups of one: the sums are then grouped as DDP's.
                   .shard_size = up_to(2) == 0 ? 1 : world};
+  if (up_to(3) == 0) {
+    const auto salt = static_cast<std::size_t>(up_to(1000));
+    draw.options.unit_options = [salt](const nn::Module&, const std::string& name,
+                                       FSDPUnitOptions unit) {
+      constexpr ShardingStrategy kMixed[] = {ShardingStrategy::full_shard,
+                                             ShardingStrategy::shard_grad_op,
+                                             ShardingStrategy::no_shard};
+      unit.sharding_strategy = kMixed[(std::hash<std::string>{}(name) + salt) % 3];
+      return unit;
+    };
+  }
   return draw;
 }
 
@@ -126,44 +139,77 @@ std::vector<Tensor> trained(const nn::Module& module) {
 }
 
 template <typename Model>
-Tensor loss_of(Model& model, const Draw& draw, unsigned seed, int step, int rank, int micro) {
-  const Tensor x = inputs_of(seed, step, rank, micro, draw.width);
+Tensor loss_of(Model& model, const Draw& draw, const Tensor& x) {
   const Tensor loss = sum(model(x));
   return draw.two_forwards ? loss + sum(model(x * 0.5)) : loss;
 }
 
-void train(unsigned seed, const Draw& draw, const Group& group, const std::string& where) {
+// A further step does what was planned for it.
+void check_plan(FSDP<Tree>& fsdp, const Draw& draw, const Tensor& x, const std::string& where) {
+  fsdp.module().zero_grad();
+  const Tensor example = parallel::on_meta(x);
+  fsdp.plan([&] { return loss_of(fsdp, draw, example); });
+  loss_of(fsdp, draw, x).backward();
+  const FSDPPlanCheck check = fsdp.check_plan();
+  for (const FSDPPlanCheck::Row& row : check.rows) {
+    if (row.what.find(": ") == std::string::npos) continue;
+    ASSERT_EQ(row.planned, row.measured) << row.what << where;
+  }
+  // These models are so small that single lines of 64 bytes show.
+  const FSDPPlanCheck::Row& peak = check.row("peak");
+  ASSERT_NEAR(static_cast<double>(peak.measured), static_cast<double>(peak.planned),
+              std::max(0.01 * static_cast<double>(peak.planned), 256.0))
+      << where << '\n'
+      << check;
+}
+
+using Values = std::vector<std::pair<std::string, std::vector<double>>>;
+
+Values values(const std::vector<nn::NamedTensor>& state) {
+  Values result;
+  for (const auto& [name, tensor] : state) {
+    result.emplace_back(name, tensor.to_vector<double>());
+  }
+  return result;
+}
+
+// Five steps of each, of which `inputs(step, micro)` gives the batches.
+template <typename Inputs>
+Values train_ddp(unsigned seed, const Draw& draw, const Group& group, const Inputs& inputs) {
   DDP ddp(make_tree(seed, draw.width), group, {.find_unused_parameters = true});
-  FSDP fsdp(make_tree(seed, draw.width), group, draw.options);
-  optim::AdamW a(trained(ddp.module()), {.lr = 1e-2});
-  optim::AdamW b(trained(fsdp.module()), {.lr = 1e-2});
+  optim::AdamW adam(trained(ddp.module()), {.lr = 1e-2});
   for (int step = 0; step < 5; ++step) {
-    a.zero_grad();
-    b.zero_grad();
+    adam.zero_grad();
     ddp.accumulate(draw.micro_batches,
-                   [&](int micro) { return loss_of(ddp, draw, seed, step, group->rank(), micro); });
+                   [&](int micro) { return loss_of(ddp, draw, inputs(step, micro)); });
+    adam.step();
+  }
+  return values(ddp.module().named_state());
+}
+
+template <typename Inputs>
+Values train_fsdp(FSDP<Tree>& fsdp, const Draw& draw, const Inputs& inputs) {
+  optim::AdamW adam(trained(fsdp.module()), {.lr = 1e-2});
+  for (int step = 0; step < 5; ++step) {
+    adam.zero_grad();
     for (int micro = 0; micro < draw.micro_batches; ++micro) {
-      const auto backward = [&] {
-        loss_of(fsdp, draw, seed, step, group->rank(), micro).backward();
-      };
-      if (micro + 1 == draw.micro_batches) {
-        backward();
-      } else {
-        const auto guard = fsdp.no_sync();
-        backward();
-      }
+      std::optional<FSDP<Tree>::NoSync> guard;
+      if (micro + 1 < draw.micro_batches) guard.emplace(fsdp.no_sync());
+      loss_of(fsdp, draw, inputs(step, micro)).backward();
     }
-    a.step();
-    b.step();
+    adam.step();
   }
-  const auto got = fsdp.full_state();
-  const auto expected = ddp.module().named_state();
-  ASSERT_EQ(got.size(), expected.size());
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    ASSERT_EQ(got[i].name, expected[i].name);
-    ASSERT_EQ(got[i].tensor.to_vector<double>(), expected[i].tensor.to_vector<double>())
-        << got[i].name << where;
-  }
+  return values(fsdp.full_state());
+}
+
+void train(unsigned seed, const Draw& draw, const Group& group, const std::string& where) {
+  const auto inputs = [&](int step, int micro) {
+    return inputs_of(seed, step, group->rank(), micro, draw.width);
+  };
+  const Values expected = train_ddp(seed, draw, group, inputs);
+  FSDP fsdp(make_tree(seed, draw.width), group, draw.options);
+  ASSERT_EQ(train_fsdp(fsdp, draw, inputs), expected) << where;
+  check_plan(fsdp, draw, inputs(5, 0), where);
 }
 
 TEST(FsdpProperty, RandomTreesUnderRandomStrategiesTrainAsDdpDoes) {

@@ -50,6 +50,9 @@ class FSDPEngine {
   FSDPEngine& operator=(const FSDPEngine&) = delete;
 
   void forward_threw() noexcept;
+  void unshard();
+  void reshard();
+  void set_reshard_after_forward(bool on, const std::string& unit, bool recurse);
   void set_sync(bool on);
   bool sync() const;
   double clip_grad_norm(double max_norm, double norm_type, bool error_if_nonfinite);
@@ -131,6 +134,20 @@ class FSDP {
   void train(bool on = true) { module_->train(on); }
   void eval() { module_->eval(); }
 
+  // Collective. Starts to gather all units, ahead of a forward; the optimizer must not step in
+  // between. Needs memory for all of them.
+  void unshard() { engine_->unshard(); }
+  // Drops gathered parameters between a forward and its backward, which gathers them again, and
+  // frees their memory. All ranks do the same. InvalidArgument inside forward or backward.
+  void reshard() { engine_->reshard(); }
+  // From the next forward on, the unit of that name ("" for the root), and with `recurse` those
+  // inside it, drop their parameters after forward (as under full_shard), or keep them until
+  // backward (shard_grad_op). The root always keeps its own. All ranks do the same. InvalidArgument
+  // when there is no such unit.
+  void set_reshard_after_forward(bool on, const std::string& unit = "", bool recurse = true) {
+    engine_->set_reshard_after_forward(on, unit, recurse);
+  }
+
   // Gradient accumulation without communication of gradients: backwards made while the guard lives
   // keep whole gradients on each rank; the next one outside reduces the sum.
   class NoSync {
@@ -138,9 +155,12 @@ class FSDP {
     explicit NoSync(parallel::FSDPEngine& engine) : engine_(&engine), previous_(engine.sync()) {
       engine.set_sync(false);
     }
-    ~NoSync() { engine_->set_sync(previous_); }
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
+    ~NoSync() {
+      if (engine_ != nullptr) engine_->set_sync(previous_);
+    }
+    NoSync(NoSync&& other) noexcept
+        : engine_(std::exchange(other.engine_, nullptr)), previous_(other.previous_) {}
+    NoSync& operator=(NoSync&&) = delete;
 
    private:
     parallel::FSDPEngine* engine_;

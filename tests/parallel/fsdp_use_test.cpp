@@ -1,0 +1,317 @@
+// Ways to run forward and backward that trip sharded engines up. Numbers in names are rows of the
+// FSDP list in docs/conformance.md.
+
+#include <gmock/gmock.h>
+
+#include <map>
+#include <optional>
+#include <tuple>
+
+#include "cohort/ops/ops.h"
+#include "cohort/optim/adam.h"
+#include "cohort/optim/sgd.h"
+#include "parallel/fsdp_fixture.h"
+
+namespace cohort {
+namespace {
+
+using comm::Operation;
+
+// Both ways of sharing, and both of keeping.
+std::vector<FSDPOptions> kinds(const WrapPolicy& policy) {
+  std::vector<FSDPOptions> all;
+  for (const auto strategy : {ShardingStrategy::full_shard, ShardingStrategy::shard_grad_op}) {
+    for (const bool zero_copy : {true, false}) {
+      all.push_back(
+          {.sharding_strategy = strategy, .auto_wrap_policy = policy, .zero_copy = zero_copy});
+    }
+  }
+  return all;
+}
+
+std::int64_t gathers(const comm::ProcessGroup& group) {
+  return group.stats().of(Operation::all_gather).count;
+}
+
+// The same steps under DDP and FSDP: `step(model, step)` returns a loss.
+template <typename Make, typename Step>
+void expect_equal_to_ddp(int world, const WrapPolicy& policy, Make make, Step step, int steps = 3) {
+  for (const FSDPOptions& options : kinds(policy)) {
+    comm::LocalWorld(world).run([&](const Group& group) {
+      DDP ddp(make(), group, {.find_unused_parameters = true});
+      FSDP fsdp(make(), group, options);
+      optim::SGD a(ddp.parameters(), {.lr = 0.1, .momentum = 0.9});
+      optim::SGD b(fsdp.parameters(), {.lr = 0.1, .momentum = 0.9});
+      for (int i = 0; i < steps; ++i) {
+        a.zero_grad();
+        b.zero_grad();
+        step(ddp, i, group->rank()).backward();
+        step(fsdp, i, group->rank()).backward();
+        a.step();
+        b.step();
+      }
+      EXPECT_EQ(values_of(fsdp.full_state()), values_of(ddp.module().named_parameters()))
+          << options.sharding_strategy << ", zero_copy " << options.zero_copy;
+    });
+  }
+}
+
+Tensor input(int step, int rank) {
+  return Tensor::full({2, 4}, 0.25 * (rank + 1) + 0.125 * step);
+}
+
+struct Pair {
+  Tensor first;
+  std::vector<Tensor> rest;
+  static constexpr auto tensor_fields = std::tuple{&Pair::first, &Pair::rest};
+};
+
+TEST(FsdpUse, Row25OutputsAndInputsMayBeInContainers) {
+  struct Inner : nn::ModuleOf<Inner> {
+    nn::Child<nn::Linear> fc = make_module<nn::Linear>("fc", 4, 4);
+    Pair forward(const std::map<std::string, Tensor>& in, const std::optional<Tensor>& bias) {
+      const Tensor y = fc(in.at("x"));
+      return {bias ? y + *bias : y, {tanh(y), y * 2.0}};
+    }
+  };
+  struct Outer : nn::ModuleOf<Outer> {
+    nn::Child<Inner> a = make_module<Inner>("a");
+    nn::Child<Inner> b = make_module<Inner>("b");
+    std::tuple<Tensor, std::vector<Pair>> forward(const Tensor& x) {
+      Pair first = a(std::map<std::string, Tensor>{{"x", x}}, std::optional<Tensor>{});
+      Pair second = b(std::map<std::string, Tensor>{{"x", first.rest[0]}},
+                      std::optional<Tensor>{first.first});
+      return {first.rest[1], {second}};
+    }
+  };
+  expect_equal_to_ddp(
+      2, wrap::by_type<Inner>(),
+      [] {
+        manual_seed(3);
+        return std::make_shared<Outer>();
+      },
+      [](auto& model, int step, int rank) {
+        const auto [y, pairs] = model(input(step, rank));
+        return sum(y) + sum(pairs[0].first * pairs[0].rest[1]);
+      });
+}
+
+struct TwoOutputs : nn::ModuleOf<TwoOutputs> {
+  nn::Child<nn::Linear> first = make_module<nn::Linear>("first", 4, 4);
+  nn::Child<nn::Linear> second = make_module<nn::Linear>("second", 4, 4);
+  std::pair<Tensor, Tensor> forward(const Tensor& x) {
+    const Tensor y = first(x);
+    return {y, second(y)};
+  }
+};
+
+std::shared_ptr<TwoOutputs> two_outputs() {
+  manual_seed(6);
+  return std::make_shared<TwoOutputs>();
+}
+
+TEST(FsdpUse, Row24AnOutputThatIsNoLongerUsedLeavesItsParametersAlone) {
+  expect_equal_to_ddp(
+      2, linears(), two_outputs,
+      [](auto& model, int step, int rank) {
+        const auto [y, z] = model(input(step, rank));
+        return step < 3 ? sum(y) + sum(z) : sum(y);
+      },
+      5);
+}
+
+TEST(FsdpUse, Row51WritingInPlaceIntoAUnitsOutputIsAnError) {
+  comm::LocalWorld(1).run([](const Group& group) {
+    FSDP fsdp(two_outputs(), group, {.auto_wrap_policy = linears()});
+    auto [y, z] = fsdp(input(0, group->rank()));
+    Tensor half = narrow(z, 1, 0, 2);
+    EXPECT_THROW(mul_(half, 3), AutogradError);
+    // What the operation cannot see is seen in backward, where the values were saved.
+    const Tensor loss = sum(z * z) + sum(y);
+    Tensor raw = half.detach();
+    mul_(raw, 3);
+    EXPECT_THAT(message_of<AutogradError>([&] { loss.backward(); }),
+                testing::HasSubstr("in place"));
+  });
+}
+
+// Nested units, a policy and a frozen reference, as in preference optimisation.
+TEST(FsdpUse, Row46TwoForwardsBeforeOneBackwardWithNestedUnits) {
+  struct Block : nn::ModuleOf<Block> {
+    nn::Child<nn::Linear> in = make_module<nn::Linear>("in", 4, 4);
+    nn::Child<nn::Linear> out = make_module<nn::Linear>("out", 4, 4);
+    Tensor gain = register_parameter("gain", Tensor::full({4}, 0.5));
+    Tensor forward(const Tensor& x) { return x + out(tanh(in(x))) * gain; }
+  };
+  struct Net : nn::ModuleOf<Net> {
+    nn::Child<Block> a = make_module<Block>("a");
+    nn::Child<Block> b = make_module<Block>("b");
+    Tensor forward(const Tensor& x) { return b(a(x)); }
+  };
+  expect_equal_to_ddp(
+      2, wrap::by_type<Block, nn::Linear>(),
+      [] {
+        manual_seed(2);
+        return std::make_shared<Net>();
+      },
+      [](auto& model, int step, int rank) {
+        const Tensor chosen = model(input(step, rank));
+        const Tensor rejected = model(input(step + 7, rank));
+        return sum(sigmoid(sum(chosen, {1}) - sum(rejected, {1})));
+      });
+}
+
+TEST(FsdpUse, Row12ReshardingByHandGathersAllUnitsAgain) {
+  comm::LocalWorld(2).run([](const Group& group) {
+    FSDP fsdp(small_model(), group,
+              {.sharding_strategy = ShardingStrategy::shard_grad_op,
+               .auto_wrap_policy = linears(),
+               .zero_copy = false});
+    std::vector<std::vector<float>> gradients;
+    for (const bool by_hand : {false, true}) {
+      fsdp.module().zero_grad();
+      const Tensor loss = loss_of(fsdp(inputs_of(0, group->rank(), 0)));
+      if (by_hand) fsdp.reshard();
+      group->reset_stats();
+      loss.backward();
+      EXPECT_EQ(gathers(*group), by_hand ? 4 : 0);
+      gradients.push_back(fsdp.parameters()[0].grad().to_vector<float>());
+    }
+    EXPECT_EQ(gradients[0], gradients[1]);
+  });
+}
+
+TEST(FsdpUse, Row13ReshardingAfterForwardIsSetForOneUnitOrAllInsideIt) {
+  comm::LocalWorld(2).run([](const Group& group) {
+    FSDP fsdp(models::make_mlp("12-8-8-8-8-5"), group,
+              {.auto_wrap_policy = linears(), .zero_copy = false});
+    const auto in_backward = [&] {
+      fsdp.module().zero_grad();
+      const Tensor loss = loss_of(fsdp(inputs_of(0, group->rank(), 0)));
+      group->reset_stats();
+      loss.backward();
+      return gathers(*group);
+    };
+    EXPECT_EQ(in_backward(), 3) << "of five units two are still there";
+    fsdp.set_reshard_after_forward(false, "9", /*recurse=*/false);
+    EXPECT_EQ(in_backward(), 3) << "it was";
+    fsdp.set_reshard_after_forward(false, "1");
+    EXPECT_EQ(in_backward(), 3) << "it keeps one of the two slots";
+    EXPECT_EQ(fsdp.plan().count(Operation::all_gather), 5 + 3);
+    fsdp.set_reshard_after_forward(false);
+    EXPECT_EQ(in_backward(), 0);
+    fsdp.set_reshard_after_forward(true);
+    EXPECT_EQ(in_backward(), 3);
+    EXPECT_THROW(fsdp.set_reshard_after_forward(true, "33"), InvalidArgument);
+  });
+}
+
+TEST(FsdpUse, Row14AccumulationReducesOnceAndGathersForEachMicroBatch) {
+  for (const bool keeps : {false, true}) {
+    comm::LocalWorld(2).run([&](const Group& group) {
+      const auto strategy = keeps ? ShardingStrategy::shard_grad_op : ShardingStrategy::full_shard;
+      FSDP fsdp(small_model(), group,
+                {.sharding_strategy = strategy, .auto_wrap_policy = linears(), .zero_copy = false});
+      group->reset_stats();
+      for (int micro = 0; micro < 3; ++micro) {
+        std::optional<decltype(fsdp)::NoSync> guard;
+        if (micro < 2) guard.emplace(fsdp.no_sync());
+        loss_of(fsdp(inputs_of(0, group->rank(), micro))).backward();
+      }
+      EXPECT_EQ(group->stats().of(Operation::reduce_scatter).count, 4);
+      EXPECT_EQ(gathers(*group), 3 * (keeps ? 4 : 4 + 2)) << "two units are still there";
+    });
+  }
+}
+
+TEST(FsdpUse, Row40AccumulationWithAndWithoutCommunicationGivesTheSameSums) {
+  for (FSDPOptions options : kinds(linears())) {
+    for (const bool local_first : {true, false}) {
+      comm::LocalWorld(2).run([&](const Group& group) {
+        FSDP fsdp(small_model(), group, options);
+        FSDP plain(small_model(), group, options);
+        for (int micro = 0; micro < 6; ++micro) {
+          // Three of each, in one order or the other; the last one has to reduce.
+          const bool local = micro < 5 && (micro < 3) == local_first;
+          std::optional<decltype(fsdp)::NoSync> guard;
+          if (local) guard.emplace(fsdp.no_sync());
+          loss_of(fsdp(inputs_of(0, group->rank(), micro))).backward();
+          guard.reset();
+          loss_of(plain(inputs_of(0, group->rank(), micro))).backward();
+        }
+        const auto got = fsdp.parameters();
+        const auto expected = plain.parameters();
+        for (std::size_t i = 0; i < got.size(); ++i) {
+          const auto a = got[i].grad().to_vector<float>();
+          const auto b = expected[i].grad().to_vector<float>();
+          for (std::size_t k = 0; k < a.size(); ++k) EXPECT_NEAR(a[k], b[k], 1e-6);
+        }
+      });
+    }
+  }
+}
+
+TEST(FsdpUse, Row47UnitsMayBeGatheredAheadOfForward) {
+  expect_equal_to_ddp(
+      2, linears(), [] { return small_model(); },
+      [](auto& model, int step, int rank) {
+        if constexpr (requires { model.unshard(); }) model.unshard();
+        const Tensor first = loss_of(model(inputs_of(step, rank, 0)));
+        return first + loss_of(model(inputs_of(step, rank, 1)));
+      });
+}
+
+TEST(FsdpUse, Row50ParametersAreRowsBetweenForwardAndBackwardUnlessTheyAreKept) {
+  comm::LocalWorld(2).run([](const Group& group) {
+    for (const FSDPOptions& options : kinds(linears())) {
+      FSDP fsdp(small_model(), group, options);
+      const Tensor loss = loss_of(fsdp(inputs_of(0, group->rank(), 0)));
+      const bool keeps = options.sharding_strategy == ShardingStrategy::shard_grad_op;
+      EXPECT_EQ(fsdp.parameters()[0].rank(), keeps ? 2 : 1);
+      loss.backward();
+      EXPECT_EQ(fsdp.parameters()[0].rank(), 1);
+    }
+  });
+}
+
+TEST(FsdpUse, Row67AHundredStepsOverThreeGroupsDoNotHang) {
+  comm::LocalWorld(4, {.timeout = std::chrono::seconds(60)}).run([](const Group& group) {
+    FSDP fsdp(small_model(), group,
+              {.sharding_strategy = ShardingStrategy::hybrid_shard,
+               .auto_wrap_policy = linears(),
+               .forward_prefetch = true,
+               .zero_copy = false,
+               .shard_size = 2});
+    optim::AdamW adam(fsdp.parameters(), {});
+    for (int step = 0; step < 100; ++step) {
+      adam.zero_grad();
+      loss_of(fsdp(inputs_of(step % 5, group->rank(), 0))).backward();
+      fsdp.clip_grad_norm_(1.0);
+      adam.step();
+    }
+  });
+}
+
+TEST(FsdpUse, Row68EightRanksAreEqualToDdp) {
+  expect_equal_to_ddp(
+      8, linears(), [] { return small_model(); },
+      [](auto& model, int step, int rank) { return loss_of(model(inputs_of(step, rank, 0))); }, 2);
+}
+
+TEST(FsdpUse, Row10TheRowsOfAllRanksCoverEachElementOnce) {
+  for (const int world : {1, 2, 3, 4, 8}) {
+    comm::LocalWorld(world).run([&](const Group& group) {
+      FSDP fsdp(small_model(), group, {.auto_wrap_policy = linears()});
+      const auto whole = small_model()->parameters();
+      const auto rows = fsdp.parameters();
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        const Tensor total = Tensor::scalar(static_cast<double>(rows[i].numel()));
+        group->all_reduce(total).wait();
+        EXPECT_EQ(total.item(), static_cast<double>(whole[i].numel()));
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace cohort
