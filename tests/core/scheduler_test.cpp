@@ -57,6 +57,34 @@ TEST(SeededScheduler, KeepsTheOrderWithinAStreamAndAcrossEvents) {
   }
 }
 
+// Two buffers by turns: `fill` of the next value has to wait for `use` of the one before the last.
+// Without that wait only a stream that stays two tasks behind shows the fault.
+TEST(SeededScheduler, FindsThatABufferIsFilledAgainTooEarly) {
+  const auto wrong_values = [](std::uint64_t seed, bool waits) {
+    SeededScheduler scheduler(seed);
+    const Stream fill = scheduler.make_stream("fill");
+    const Stream use = scheduler.make_stream("use");
+    int buffers[2] = {-1, -1};
+    int wrong = 0;
+    Event used[2];
+    for (int i = 0; i < 40; ++i) {
+      if (waits) fill.wait(used[i % 2]);
+      fill.launch([&, i] { buffers[i % 2] = i; });
+      use.wait(fill.record());
+      use.launch([&, i] { wrong += buffers[i % 2] == i ? 0 : 1; });
+      used[i % 2] = use.record();
+    }
+    use.synchronize();
+    return wrong;
+  };
+  int found = 0;
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+    EXPECT_EQ(wrong_values(seed, true), 0) << "seed " << seed;
+    found += wrong_values(seed, false) > 0 ? 1 : 0;
+  }
+  EXPECT_GE(found, 3);
+}
+
 TEST(SeededScheduler, FindsAMissingDependency) {
   std::set<int> seen;
   for (std::uint64_t seed = 1; seed <= 50; ++seed) {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "comm/shm/shm_transport.h"
+#include "comm/stream_copy.h"
 
 namespace cohort::comm::shm {
 namespace {
@@ -22,8 +23,7 @@ void ShmTransport::copy_checked(void* to, const void* from, std::int64_t bytes) 
   const auto* source = static_cast<const std::byte*>(from);
   for (std::int64_t at = 0; at < bytes; at += kCheckBytes) {
     member_->check_running();
-    std::memcpy(target + at, source + at,
-                static_cast<std::size_t>(std::min(kCheckBytes, bytes - at)));
+    stream_copy(target + at, source + at, std::min(kCheckBytes, bytes - at));
   }
 }
 
