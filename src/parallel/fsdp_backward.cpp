@@ -50,7 +50,10 @@ void FSDPRuntime::begin_unit_backward(FSDPUnit& unit) {
   for (FSDPUnit::Flat& flat : unit.flats) {
     if (!flat.parameter->trained()) continue;
     if (!unit.accumulated) std::fill(flat.used.begin(), flat.used.end(), false);
-    flat.parameter->begin_backward(unit.gradient.memory, flat.gradient_offset, flat.used);
+    // Gradients that are converted add up where they are converted to.
+    const bool lie_elsewhere = flat.parameter->converts_gradient();
+    flat.parameter->begin_backward(unit.gradient.memory, flat.gradient_offset,
+                                   lie_elsewhere ? std::vector<bool>(flat.used.size()) : flat.used);
     for (std::size_t i = 0; i < flat.parameter->size(); ++i) {
       flat.arrived[i] = false;
       flat.expected[i] = backward_reaches(flat.parameter->parameters()[i].tensor);
@@ -78,64 +81,9 @@ void FSDPRuntime::end_if_complete(FSDPUnit& unit) {
 void FSDPRuntime::end_unit_backward(FSDPUnit& unit) {
   unit.in_backward = false;
   unit.open_calls = 0;
-  if (accumulating_ && unit.gradient_bytes > 0) {
-    bool any = false;
-    for (FSDPUnit::Flat& flat : unit.flats) {
-      any = any || std::find(flat.used.begin(), flat.used.end(), true) != flat.used.end();
-    }
-    for (FSDPUnit::Flat& flat : unit.flats) {
-      if (!flat.parameter->trained()) continue;
-      if (any && sync_) {
-        reduce(unit, flat);
-      } else {
-        flat.parameter->end_backward(flat.used);
-      }
-    }
-    if (any && !sync_) {
-      unit.accumulated = true;
-    } else {
-      unit.accumulated = false;
-      unit.gradient.last_use = any && !reductions_.empty() && !reductions_.back().works.empty()
-                                   ? reductions_.back().works.back().event()
-                                   : Context::current().stream(Device::cpu()).record();
-      unit.groups->gradient->give_back(std::exchange(unit.gradient, {}));
-    }
-  }
+  if (accumulating_ && unit.gradient_bytes > 0) end_gradients(unit);
   if (options_.backward_prefetch == BackwardPrefetch::post) prefetch_backward(unit);
   reshard(unit);
-}
-
-// Hands a flat gradient to the ranks that own its parts.
-void FSDPRuntime::reduce(FSDPUnit& unit, FSDPUnit::Flat& flat) {
-  const NoGrad no_grad;
-  FlatParameter& parameter = *flat.parameter;
-  const MemoryCategoryScope category(MemoryCategory::gradients);
-  Tensor whole = parameter.end_backward(flat.used);
-  const DType dtype = parameter.config().reduce;
-  if (whole.dtype() != dtype) whole = whole.to(dtype);
-  Reduction reduction{.flat = &flat, .row = {}, .works = {}, .used = flat.used, .source = whole};
-  const std::string owner = unit.label();
-  if (unit.groups->shard->size() > 1) {
-    reduction.row = Tensor::empty({parameter.layout().shard()}, whole.options());
-    const bool alone = unit.groups->replicate == nullptr;
-    reduction.works.push_back(collectives_->reduce_scatter(
-        *unit.groups->shard, reduction.row, whole,
-        alone ? comm::ReduceOp::mean : comm::ReduceOp::sum, {.owner = owner}));
-    if (!alone) {
-      reduction.works.push_back(
-          collectives_->all_reduce(*unit.groups->replicate, reduction.row, comm::ReduceOp::sum,
-                                   {.scale = 1.0 / group_->size(), .owner = owner}));
-    }
-  } else if (unit.groups->replicate != nullptr && unit.groups->replicate->size() > 1) {
-    reduction.works.push_back(collectives_->all_reduce(*unit.groups->replicate, whole,
-                                                       comm::ReduceOp::mean, {.owner = owner}));
-    reduction.works.back().wait();
-    reduction.row = whole.clone();  // the slot goes to the next unit
-  } else {
-    reduction.row = whole.clone();
-  }
-  std::fill(flat.used.begin(), flat.used.end(), false);
-  reductions_.push_back(std::move(reduction));
 }
 
 void FSDPRuntime::prefetch_backward(FSDPUnit& unit) {
@@ -151,44 +99,17 @@ void FSDPRuntime::prefetch_backward(FSDPUnit& unit) {
   }
 }
 
-// The ranks' agreement on which parameters were used anywhere; nobody reads the shards after it.
-void FSDPRuntime::exchange_used() {
-  if (group_->size() == 1) return;
-  std::vector<std::uint8_t> flags{0};  // never empty
-  for (const Reduction& reduction : reductions_) {
-    for (const bool used : reduction.used) flags.push_back(used ? 1 : 0);
-  }
-  const Shape shape{static_cast<std::int64_t>(flags.size())};
-  const Tensor shared = rehearsing() ? Tensor::empty(shape, {DType::u8, Device::meta(), false})
-                                     : Tensor::from(flags, shape);
-  collectives_->all_reduce(*group_, shared, comm::ReduceOp::max, {.owner = "used parameters"})
-      .synchronize();
-  if (rehearsing()) return;
-  const std::vector<std::uint8_t> agreed = shared.to_vector<std::uint8_t>();
-  std::size_t next = 1;
-  for (Reduction& reduction : reductions_) {
-    for (std::size_t i = 0; i < reduction.used.size(); ++i) reduction.used[i] = agreed[next++] != 0;
-  }
-}
-
 void FSDPRuntime::finish_backward() {
-  backward_ = 0;
   // Units that nothing told of their end: their inputs take part in no graph, or not in this one.
   for (auto unit = units_.rbegin(); unit != units_.rend(); ++unit) {
     if (unit->in_backward) end_unit_backward(*unit);
   }
   for (FSDPUnit& unit : units_) reshard(unit);
   trim_full_slots();
+  if (accumulating_ && sync_) finish_reductions();
+  backward_ = 0;
   if (!accumulating_) return;
-  if (sync_) exchange_used();
-  std::vector<Reduction> reductions = std::exchange(reductions_, {});
-  for (Reduction& reduction : reductions) {
-    for (const comm::Work& work : reduction.works) work.wait();
-    reduction.source = {};
-    reduction.flat->parameter->take_gradient(reduction.row, reduction.used);
-    reduction.row = {};
-  }
-  for (auto& [ranks, groups] : groups_) groups.gradient->trim();
+  trim_gradient_slots();
   if (!sync_) fence();
   end_record();
 }
@@ -206,6 +127,7 @@ void FSDPRuntime::fail(const std::exception_ptr& error) {
     unit.open_calls = 0;
     unit.accumulated = false;
     unit.gradient = {};
+    unit.converted = {};
     for (FSDPUnit::Flat& flat : unit.flats) std::fill(flat.used.begin(), flat.used.end(), false);
   }
   reductions_.clear();

@@ -16,7 +16,6 @@
 #include "parallel/boundary.h"
 
 namespace cohort::parallel {
-
 FSDPRuntime::FSDPRuntime(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
                          const FSDPOptions& options, const comm::DeviceMesh* mesh)
     : module_(module), group_(std::move(group)), options_(options) {
@@ -46,7 +45,7 @@ void FSDPRuntime::release_parameters() {
     for (FSDPUnit::Flat& flat : unit.flats) {
       if (!flat.parameter) continue;
       for (const auto& [name, tensor] : flat.parameter->parameters()) {
-        if (tensor.requires_grad()) set_grad_manager(tensor, "");
+        if (!grad_manager(tensor).empty()) set_grad_manager(tensor, "");
       }
     }
   }
@@ -96,9 +95,11 @@ void FSDPRuntime::form_units() {
     unit.name = plan.name;
     unit.root = plan.module == &module_;
     unit.options = options_of_unit(options_, *unit.module, unit.name);
+    unit.own_dtype = own_dtype(plan, unit.options);
     unit.reshard_after_forward = reshards_after_forward(unit.options.sharding_strategy);
     give_groups(unit);
     add_flats(unit, std::move(plan.parameters));
+    lay_out_gradients(unit);
   }
   make_slots();
 }
@@ -106,23 +107,15 @@ void FSDPRuntime::form_units() {
 void FSDPRuntime::make_slots() {
   for (auto& [ranks, groups] : groups_) {
     std::int64_t full = 0;
-    std::int64_t gradients = 0;
     for (const FSDPUnit& unit : units_) {
       if (unit.groups != &groups) continue;
       if (!unit.root) full = std::max(full, unit.full_bytes);
-      gradients = std::max(gradients, unit.gradient_bytes);
     }
     groups.full = std::make_unique<Slots>(full, kFullSlots, 0, [this, &groups](std::int64_t bytes) {
       return gather_memory(groups, bytes);
     });
-    // What reduces them reads the ranks' gradients where they lie.
-    const auto& reducing = groups.shard->size() > 1 ? groups.shard : group_;
-    groups.gradient =
-        std::make_unique<Slots>(gradients, 0, 1, [this, reducing](std::int64_t bytes) {
-          const MemoryCategoryScope category(MemoryCategory::gradients);
-          return collectives_->allocate(*reducing, bytes);
-        });
   }
+  make_gradient_slots();
 }
 
 void FSDPRuntime::trim_full_slots() {
@@ -152,12 +145,8 @@ void FSDPRuntime::add_flats(FSDPUnit& unit, std::vector<nn::NamedTensor> paramet
 
 void FSDPRuntime::add_flat(FSDPUnit& unit, std::vector<nn::NamedTensor> parameters) {
   const DType own = parameters.front().tensor.dtype();
-  const bool trained = parameters.front().tensor.requires_grad();
   const FSDPMixedPrecision& precision = unit.options.mixed_precision;
   const DType compute = is_floating(own) ? precision.param_dtype.value_or(own) : own;
-  for (const auto& [name, tensor] : parameters) {
-    if (tensor.requires_grad()) set_grad_manager(tensor, "FSDP");
-  }
   FSDPUnit::Flat& flat = unit.flats.emplace_back();
   const std::size_t count = parameters.size();
   flat.parameter = std::make_unique<FlatParameter>(
@@ -166,6 +155,7 @@ void FSDPRuntime::add_flat(FSDPUnit& unit, std::vector<nn::NamedTensor> paramete
                             .reduce = precision.reduce_dtype.value_or(compute),
                             .zero_copy = options_.zero_copy && unit.groups->shard->size() > 1 &&
                                          unit.groups->shard->shares_memory(),
+                            .keep_low_precision = precision.keep_low_precision_grads,
                             .name = unit.label()});
   flat.arrived.resize(count);
   flat.expected.resize(count);
@@ -173,10 +163,6 @@ void FSDPRuntime::add_flat(FSDPUnit& unit, std::vector<nn::NamedTensor> paramete
   if (!flat.parameter->resident()) {
     flat.full_offset = unit.full_bytes;
     unit.full_bytes += flat.parameter->full_bytes();
-  }
-  if (trained) {
-    flat.gradient_offset = unit.gradient_bytes;
-    unit.gradient_bytes += flat.parameter->full_bytes();
   }
 }
 
@@ -225,15 +211,7 @@ void FSDPRuntime::install_unit_hooks() {
         unit.module->register_forward_hook([weak, &unit](nn::Module&, std::span<Tensor> outputs) {
           if (const auto self = weak.lock()) self->after_forward(unit, outputs);
         }));
-    for (FSDPUnit::Flat& flat : unit.flats) {
-      if (!flat.parameter->trained()) continue;
-      for (std::size_t i = 0; i < flat.parameter->size(); ++i) {
-        unit.hooks.push_back(register_post_accumulate_grad_hook(
-            flat.parameter->parameters()[i].tensor, [weak, &unit, &flat, i](const Tensor&) {
-              if (const auto self = weak.lock()) self->on_gradient(unit, flat, i);
-            }));
-      }
-    }
+    for (FSDPUnit::Flat& flat : unit.flats) watch_gradients(unit, flat);
   }
 }
 
@@ -254,6 +232,7 @@ void FSDPRuntime::fence() {
 
 // What has been written to shards so far is there when gathers, or the other ranks, read them.
 void FSDPRuntime::prepare_shards() {
+  follow_module();
   for (auto& [ranks, groups] : groups_) groups.full->forget();
   for (FSDPUnit& unit : units_) {
     for (FSDPUnit::Flat& flat : unit.flats) flat.parameter->refresh();
@@ -280,15 +259,6 @@ void FSDPRuntime::end_forward() {
   recording_ = false;  // no step of training
 }
 
-void FSDPRuntime::cast_inputs(const FSDPUnit& unit, std::span<Tensor> inputs) const {
-  const FSDPMixedPrecision& precision = unit.options.mixed_precision;
-  if (!precision.param_dtype) return;
-  if (!(unit.root ? precision.cast_root_forward_inputs : precision.cast_forward_inputs)) return;
-  for (Tensor& input : inputs) {
-    if (input.defined() && is_floating(input.dtype())) input = input.to(*precision.param_dtype);
-  }
-}
-
 void FSDPRuntime::before_forward(FSDPUnit& unit, std::span<Tensor> inputs) {
   check(!summoned_, "[FSDP] forward of unit '", unit.label(),
         "' inside summon_full_params; run it outside");
@@ -296,16 +266,17 @@ void FSDPRuntime::before_forward(FSDPUnit& unit, std::span<Tensor> inputs) {
   ++depth_;
   ++unit.running;
   forward_order_.push_back(&unit);
-  cast_inputs(unit, inputs);
+  const std::optional<DType> outputs = cast_inputs(unit, inputs);
   start_gather(unit);
   finish_gather(unit);
   if (options_.forward_prefetch) prefetch_forward(unit);
-  calls_.push_back({.begin = Context::current().next_node});
+  calls_.push_back({.begin = Context::current().next_node, .outputs = outputs});
 }
 
 void FSDPRuntime::after_forward(FSDPUnit& unit, std::span<Tensor> outputs) {
   FSDPCall call = calls_.back();
   calls_.pop_back();
+  cast_outputs(call, outputs);
   call.end = Context::current().next_node;
   // The first output that backward comes to is the unit's; each backward anew, for a graph that is
   // kept.

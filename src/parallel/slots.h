@@ -25,6 +25,7 @@ class Slots {
   Slots(std::int64_t bytes, int pieces, int spare, std::function<Tensor(std::int64_t)> make);
 
   std::int64_t bytes() const { return bytes_; }
+  std::int64_t spare() const { return static_cast<std::int64_t>(spare_); }
   // The piece that `tenant` gave back last, if nobody has taken it since; then slot.tenant is it.
   // Another one otherwise, with the tenant null.
   Slot take(const void* tenant = nullptr);

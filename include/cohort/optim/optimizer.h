@@ -42,7 +42,8 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // One update. Gradients are read as grad_scale * gradient (1 / loss scale, or a clipping factor).
+  // One update. Gradients are read as grad_scale * gradient (1 / loss scale, or a clipping factor);
+  // those of lower precision than their parameter are not converted before.
   // ShapeError or DTypeError when a gradient does not fit its parameter.
   void step(double grad_scale = 1);
   // Clears the gradients, or fills them with zeros.
