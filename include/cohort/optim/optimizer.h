@@ -53,7 +53,8 @@ class Optimizer {
   // be updated on their own. FSDP refuses optimizers that say no.
   virtual bool element_wise() const { return false; }
 
-  // Whether this rank has the state of all its parameters, not of a part that it shares with others.
+  // Whether this rank has the state of all its parameters, not of a part that it shares with
+  // others.
   virtual bool has_all_state() const { return true; }
 
   std::size_t group_count() const { return groups_.size(); }
