@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 #include "cohort/autograd/autograd.h"
 #include "cohort/core/error.h"
@@ -19,35 +20,57 @@ std::vector<Tensor> gradients_of(const std::vector<Tensor>& params) {
   return gradients;
 }
 
-// Norm 1 or infinity of one tensor, still on its device.
-Tensor norm_of(const Tensor& gradient, double norm_type) {
-  const Tensor magnitudes = abs(gradient.to(gradient.dtype() == f64 ? f64 : f32));
-  return norm_type == 1 ? sum(magnitudes) : max(magnitudes);
+// |x|^(p/2) of all elements, whose squares are to be added, in f64. A piece at a time, so that the
+// temporaries stay small; exact sums do not depend on where it is cut.
+void add_powers(const Tensor& gradient, double norm_type, Tensor& limbs) {
+  constexpr std::int64_t kPiece = std::int64_t{1} << 17;
+  const Tensor row = gradient.detach().contiguous();
+  for (std::int64_t i = 0; i < row.numel(); i += kPiece) {
+    const std::int64_t count = std::min(kPiece, row.numel() - i);
+    const Tensor piece = row.as_strided({count}, {1}, row.storage_offset() + i);
+    const Tensor magnitude = abs(piece.to(f64));
+    const Tensor root = norm_type == 1 ? sqrt(magnitude) : pow(magnitude, norm_type / 2);
+    add_(limbs, exact_square_sum({root}));
+  }
 }
 
-double norm_of_all(const std::vector<Tensor>& gradients, double norm_type) {
-  check(norm_type == 1 || norm_type == 2 || norm_type == std::numeric_limits<double>::infinity(),
-        "[clip_grad_norm_] norm_type is ", norm_type, "; 1, 2 and infinity are possible");
-  if (gradients.empty()) return 0;
-  if (norm_type == 2) return exact_sum_root(exact_square_sum(gradients), f64).item();
-  // All norms are enqueued before the first one is waited for.
-  std::vector<Tensor> norms;
-  norms.reserve(gradients.size());
-  for (const Tensor& gradient : gradients) norms.push_back(norm_of(gradient, norm_type));
-  double total = 0;
-  for (const Tensor& norm : norms) {
-    const double value = norm.item();
-    if (std::isnan(value)) return value;
-    total = norm_type == 1 ? total + value : std::max(total, value);
+// The largest absolute value, NaN where there is one.
+Tensor largest_of(const std::vector<Tensor>& gradients) {
+  // All are enqueued before the first one is waited for.
+  const Device device = gradients.empty() ? Device::cpu() : gradients.front().device();
+  Tensor largest = Tensor::zeros({}, {.dtype = f64, .device = device});
+  for (const Tensor& gradient : gradients) {
+    largest = maximum(largest, max(abs(gradient.detach())).to(f64));
   }
-  return total;
+  return largest;
 }
 
 }  // namespace
 
-double grad_norm(const std::vector<Tensor>& params, double norm_type) {
+void check_norm_type(double norm_type) {
+  check(norm_type > 0, "[clip_grad_norm_] norm_type is ", norm_type,
+        "; it must be positive, or infinity");
+}
+
+Tensor norm_part(const std::vector<Tensor>& params, double norm_type) {
+  check_norm_type(norm_type);
   const NoGrad no_grad;
-  return norm_of_all(gradients_of(params), norm_type);
+  const std::vector<Tensor> gradients = gradients_of(params);
+  if (std::isinf(norm_type)) return largest_of(gradients);
+  if (norm_type == 2 || gradients.empty()) return exact_square_sum(gradients);
+  Tensor limbs = Tensor::zeros({kExactSumSize}, {i64, gradients.front().device(), false});
+  for (const Tensor& gradient : gradients) add_powers(gradient, norm_type, limbs);
+  return limbs;
+}
+
+double norm_of_parts(const Tensor& combined, double norm_type) {
+  if (std::isinf(norm_type)) return combined.item();
+  const double root = exact_sum_root(combined, f64).item();
+  return norm_type == 2 ? root : std::pow(root, 2 / norm_type);
+}
+
+double grad_norm(const std::vector<Tensor>& params, double norm_type) {
+  return norm_of_parts(norm_part(params, norm_type), norm_type);
 }
 
 void clip_grads_with_norm_(const std::vector<Tensor>& params, double max_norm, double total_norm) {

@@ -60,9 +60,13 @@ Tensor fitting_gradient(const Tensor& param, std::size_t group, std::size_t inde
   const Tensor& grad = param.grad();
   check<ShapeError>(grad.shape() == param.shape(), "[step] gradient of shape ", grad.shape(),
                     " for parameter ", index, " of group ", group, ", of shape ", param.shape());
-  check<DTypeError>(grad.dtype() == param.dtype() && grad.device() == param.device(),
-                    "[step] gradient of ", grad.dtype(), " on ", grad.device(), " for parameter ",
-                    index, " of group ", group, ", of ", param.dtype(), " on ", param.device());
+  // Kernels read narrower gradients as the values they are.
+  const bool readable =
+      grad.dtype() == param.dtype() ||
+      (is_floating(grad.dtype()) && item_size(grad.dtype()) < item_size(param.dtype()));
+  check<DTypeError>(readable && grad.device() == param.device(), "[step] gradient of ",
+                    grad.dtype(), " on ", grad.device(), " for parameter ", index, " of group ",
+                    group, ", of ", param.dtype(), " on ", param.device());
   return grad.is_contiguous() ? grad : grad.contiguous();
 }
 

@@ -103,4 +103,63 @@ CommHook noop() {
 }
 
 }  // namespace comm_hooks
+
+namespace fsdp_hooks {
+namespace {
+
+// The mean over both groups, in the dtype of `whole`, in `row`.
+BucketWork mean_of_part(const FSDPGradient& gradient, const Tensor& whole, const Tensor& row) {
+  const comm::CollectiveOptions options{.owner = "hooked " + gradient.unit};
+  const auto& replicas = gradient.replicate_group;
+  if (gradient.shard_group->size() == 1) {
+    Tensor(row).copy_(whole);
+    return BucketWork::after(replicas->all_reduce(row, comm::ReduceOp::mean, options), row);
+  }
+  const comm::Work work =
+      gradient.shard_group->reduce_scatter(row, whole, comm::ReduceOp::mean, options);
+  if (!replicas) return BucketWork::after(work, row);
+  const comm::Work second = replicas->all_reduce(row, comm::ReduceOp::mean, options);
+  return BucketWork::after(work, row).then(
+      [second](Tensor result) { return BucketWork::after(second, std::move(result)); });
+}
+
+FSDPCommHook compress(DType dtype) {
+  return [dtype](const FSDPGradient& gradient) {
+    const Tensor small = gradient.whole.to(dtype);
+    const Tensor part = Tensor::empty(gradient.row.shape(), small.options());
+    return mean_of_part(gradient, small, part).then([row = gradient.row](Tensor reduced) {
+      Tensor whole = row;
+      whole.copy_(reduced);
+      return whole;
+    });
+  };
+}
+
+}  // namespace
+
+FSDPCommHook reduce_scatter() {
+  return [](const FSDPGradient& gradient) {
+    return mean_of_part(gradient, gradient.whole, gradient.row);
+  };
+}
+
+FSDPCommHook fp16_compress() {
+  return compress(f16);
+}
+
+FSDPCommHook bf16_compress() {
+  return compress(bf16);
+}
+
+FSDPCommHook noop() {
+  return [](const FSDPGradient& gradient) {
+    const std::int64_t part = gradient.row.numel();
+    Tensor row = gradient.row;
+    row.copy_(gradient.whole.as_strided(
+        {part}, {1}, gradient.whole.storage_offset() + part * gradient.shard_group->rank()));
+    return BucketWork::done(row);
+  };
+}
+
+}  // namespace fsdp_hooks
 }  // namespace cohort

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "autograd/meta.h"
 #include "cohort/autograd/autograd.h"
 #include "cohort/core/context.h"
 #include "cohort/core/error.h"
@@ -41,8 +42,9 @@ FlatParameter::FlatParameter(std::vector<nn::NamedTensor> parameters,
       group_(std::move(group)),
       config_(std::move(config)),
       layout_(layout_of(parameters_, config_.compute, group_->size())),
-      trained_(parameters_.front().tensor.requires_grad()),
+      trains_(parameters_.size()),
       kept_(parameters_.size()) {
+  update_trained();
   const NoGrad no_grad;
   const MemoryCategoryScope category(MemoryCategory::parameters);
   const DType own = parameters_.front().tensor.dtype();
@@ -97,7 +99,7 @@ void FlatParameter::give_back(const Tensor& whole) {
   group_->all_gather(whole, own, {.owner = config_.name}).wait();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Tensor parameter = parameters_[i].tensor;
-    if (trained_) parameter.set_grad({});
+    if (parameter.grad().defined()) parameter.set_grad({});
     const Tensor view =
         whole.as_strided(shapes_[i], contiguous_strides(shapes_[i]), layout_.offset(i));
     parameter.impl()->swap_view(*view.impl());
@@ -139,7 +141,8 @@ void FlatParameter::end_rehearsal() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Tensor parameter = parameters_[i].tensor;
     parameter.impl()->swap_view(*aside->rows[i].impl());
-    parameter.set_grad(aside->gradients[i]);
+    // Which may be of another dtype than set_grad() wants.
+    if (AutogradMeta* meta = AutogradMeta::of(parameter)) meta->grad = aside->gradients[i];
   }
   shard_ = aside->shard;
   full_ = aside->full;
@@ -160,6 +163,30 @@ void FlatParameter::written() {
 
 std::int64_t FlatParameter::full_bytes() const {
   return layout_.total() * static_cast<std::int64_t>(item_size(config_.compute));
+}
+
+std::int64_t FlatParameter::reduced_bytes() const {
+  return layout_.total() * static_cast<std::int64_t>(item_size(config_.reduce));
+}
+
+bool FlatParameter::update_trained() {
+  bool changed = false;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const bool trains = parameters_[i].tensor.requires_grad();
+    changed = changed || trains != trains_[i];
+    trains_[i] = trains;
+  }
+  trained_ = std::find(trains_.begin(), trains_.end(), true) != trains_.end();
+  return changed;
+}
+
+void FlatParameter::check_rows() const {
+  for (const auto& [name, tensor] : parameters_) {
+    check<AutogradError>(&tensor.storage() == &shard_.storage() && tensor.dtype() == shard_.dtype(),
+                         "[FSDP] parameter '", name, "' of unit '", config_.name,
+                         "' was converted or replaced since it was wrapped (rank ", group_->rank(),
+                         "); convert the model before, and write into parameters in place");
+  }
 }
 
 void FlatParameter::refresh() {
@@ -217,6 +244,7 @@ void FlatParameter::begin_backward(const Tensor& memory, std::int64_t byte_offse
                                    const std::vector<bool>& lies_there) {
   gradient_ = typed_row(memory, byte_offset, config_.compute, layout_.total());
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!trains_[i]) continue;
     Tensor parameter = parameters_[i].tensor;
     if (parameter.grad().defined()) kept_[i] = parameter.grad();
     parameter.set_grad({});
@@ -239,6 +267,7 @@ Tensor FlatParameter::end_backward(const std::vector<bool>& arrived) {
     const std::int64_t end = begin + layout_.numel(i);
     if (!arrived[i] || !parameter.grad().defined()) zero(begin, end);
     zero(end, i + 1 < parameters_.size() ? layout_.offset(i + 1) : layout_.total());
+    if (!trains_[i]) continue;
     parameter.set_grad({});
     set_grad_destination(parameter, {});
   }
@@ -259,11 +288,13 @@ void FlatParameter::abandon_backward() {
 void FlatParameter::undo_backward() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Tensor parameter = parameters_[i].tensor;
+    if (!trains_[i]) continue;
     if (gradient_.defined()) {
       parameter.set_grad({});
       set_grad_destination(parameter, {});
     }
-    if (kept_[i].defined()) parameter.set_grad(std::exchange(kept_[i], {}));
+    // Not set_grad(), which wants the parameter's own dtype.
+    if (kept_[i].defined()) AutogradMeta::of(parameter)->grad = std::exchange(kept_[i], {});
   }
   gradient_ = {};
 }
@@ -271,7 +302,7 @@ void FlatParameter::undo_backward() {
 void FlatParameter::take_gradient(const Tensor& row, const std::vector<bool>& used) {
   const NoGrad no_grad;
   Tensor own = row;
-  if (row.dtype() != shard_.dtype()) {
+  if (row.dtype() != shard_.dtype() && !config_.keep_low_precision) {
     const MemoryCategoryScope category(MemoryCategory::gradients);
     own = row.to(shard_.dtype());
   }
@@ -281,14 +312,15 @@ void FlatParameter::take_gradient(const Tensor& row, const std::vector<bool>& us
     Tensor parameter = parameters_[i].tensor;
     const Tensor kept = std::exchange(kept_[i], {});
     if (!used[i]) {
-      if (kept.defined()) parameter.set_grad(kept);
+      if (kept.defined()) AutogradMeta::of(parameter)->grad = kept;
       continue;
     }
     const FlatLayout::Range part = local(i);
     const std::int64_t at = part.size() > 0 ? layout_.offset(i) + part.begin - first : 0;
     Tensor gradient = own.as_strided({part.size()}, {1}, own.storage_offset() + at);
     if (kept.defined()) gradient.copy_(kept + gradient);
-    parameter.set_grad(gradient);
+    // Not set_grad(), which wants the parameter's own dtype.
+    AutogradMeta::of(parameter)->grad = gradient;
   }
 }
 

@@ -28,7 +28,8 @@ class FlatParameter {
     DType reduce;            // of the reduction of its gradient
     bool zero_copy = false;  // the gathered buffer lies once in memory, shared by the ranks
     bool offload = false;    // shards lie in host memory; not with zero_copy
-    std::string name;        // "layers.0", for messages and collectives' owners
+    bool keep_low_precision = false;  // gradients of the rows stay in `reduce`
+    std::string name;                 // "layers.0", for messages and collectives' owners
   };
 
   // Takes the parameters' values; the parameters themselves stay as they are until adopt().
@@ -51,7 +52,11 @@ class FlatParameter {
   const std::vector<nn::NamedTensor>& parameters() const { return parameters_; }
   const Shape& shape(std::size_t i) const { return shapes_[i]; }
   const FlatLayout& layout() const { return layout_; }
+  // Whether any parameter is trained, and each one, since the last update_trained().
   bool trained() const { return trained_; }
+  bool trained(std::size_t i) const { return trains_[i]; }
+  // Whether gradients are converted for their reduction.
+  bool converts_gradient() const { return config_.compute != config_.reduce; }
   DType dtype() const { return shard_.dtype(); }
   const Config& config() const { return config_; }
   FlatLayout::Range local(std::size_t i) const { return layout_.local(i, group_->rank()); }
@@ -65,8 +70,14 @@ class FlatParameter {
   Tensor shared_whole(std::size_t i) const;
   // After writes to the shard: a backward through values gathered before is an error.
   void written();
-  // Bytes of the gathered buffer, and of the gradients'.
+  // Bytes of the gathered buffer, and of the gradients'; of those in the reduction's dtype.
   std::int64_t full_bytes() const;
+  std::int64_t reduced_bytes() const;
+
+  // At rest: takes note of parameters that were frozen or unfrozen. True when there are any.
+  bool update_trained();
+  // At rest: AutogradError with a name when a parameter is not the row that it was left as.
+  void check_rows() const;
 
   // True where the gathered buffer is always there: nothing is moved to gather it.
   bool resident() const { return resident_; }
@@ -93,7 +104,8 @@ class FlatParameter {
   // that `lies_there`, by parameter, names are there already and are added to.
   void begin_backward(const Tensor& memory, std::int64_t byte_offset,
                       const std::vector<bool>& lies_there);
-  // After the last gradient: the flat gradient, padding and missing ones zero. The parameters have
+  // After the last gradient: the flat gradient, padding and others than `arrived` zero. The
+  // parameters have
   // no gradient from here on, until take_gradient() or the next begin_backward().
   Tensor end_backward(const std::vector<bool>& arrived);
   // Instead, after a failure, wherever it came: the parameters have no gradient.
@@ -123,7 +135,8 @@ class FlatParameter {
   std::shared_ptr<comm::ProcessGroup> group_;
   Config config_;
   FlatLayout layout_;
-  bool trained_;
+  bool trained_ = false;
+  std::vector<bool> trains_;
   bool resident_ = false;
   bool exchanged_ = false;
   Tensor shard_;                   // this rank's part, in the parameters' own dtype

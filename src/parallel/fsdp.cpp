@@ -52,8 +52,8 @@ std::string dtype_text(const std::optional<DType>& dtype) {
 }
 
 void check_precision(const FSDPMixedPrecision& precision) {
-  for (const auto& dtype :
-       {precision.param_dtype, precision.reduce_dtype, precision.buffer_dtype}) {
+  for (const auto& dtype : {precision.param_dtype, precision.reduce_dtype, precision.buffer_dtype,
+                            precision.output_dtype}) {
     check<DTypeError>(!dtype || is_floating(*dtype),
                       "[FSDP] mixed_precision needs floating dtypes");
   }
@@ -88,6 +88,9 @@ void check_names(nn::Module& module, const FSDPOptions& options) {
           "', which is no module with parameters");
   };
   for (const std::string& name : options.ignored_modules) check_module("ignored_modules", name);
+  for (const std::string& name : options.mixed_precision.keep_full_precision.required) {
+    check_module("keep_full_precision", name);
+  }
   for (const std::string& name : options.auto_wrap_policy.required) {
     check_module("the policy " + options.auto_wrap_policy.text, name);
   }
@@ -123,7 +126,11 @@ std::string text_of(const FSDPUnitOptions& options) {
   const FSDPMixedPrecision& precision = options.mixed_precision;
   return str(options.sharding_strategy, ", param_dtype ", dtype_text(precision.param_dtype),
              ", reduce_dtype ", dtype_text(precision.reduce_dtype), ", buffer_dtype ",
-             dtype_text(precision.buffer_dtype));
+             dtype_text(precision.buffer_dtype), ", output_dtype ",
+             dtype_text(precision.output_dtype), ", keep_low_precision_grads ",
+             precision.keep_low_precision_grads, ", cast_root_forward_inputs ",
+             precision.cast_root_forward_inputs, ", cast_forward_inputs ",
+             precision.cast_forward_inputs);
 }
 
 std::vector<std::string> signature(nn::Module& module, const FSDPOptions& options) {
@@ -155,9 +162,13 @@ std::vector<std::string> signature(nn::Module& module, const FSDPOptions& option
   return lines;
 }
 
-void convert_buffers(nn::Module& module, DType dtype) {
+// To each unit's buffer_dtype.
+void convert_buffers(const UnitPlan& unit, const FSDPOptions& options) {
+  const FSDPUnitOptions own = options_of_unit(options, *unit.module, unit.name);
+  if (!own.mixed_precision.buffer_dtype) return;
+  const DType dtype = *own.mixed_precision.buffer_dtype;
   const NoGrad no_grad;
-  for (const auto& [name, tensor] : module.named_buffers()) {
+  for (const auto& [name, tensor] : unit.buffers) {
     if (is_floating(tensor.dtype()) && tensor.dtype() != dtype) {
       tensor.impl()->swap_view(*tensor.to(dtype).impl());
     }
@@ -187,13 +198,13 @@ void FSDPEngine::start(nn::Module& module, std::shared_ptr<comm::ProcessGroup> g
                        const FSDPOptions& options, const comm::DeviceMesh* mesh) {
   check_arguments(module, group.get(), options);
   require_agreement(*group, "[FSDP] models", signature(module, options));
+  // Units are as they are before parameters are rows.
+  const std::vector<UnitPlan> units = cut_into_units(module, options);
   runtime_.live = std::make_shared<FSDPRuntime>(module, group, options, mesh);
   if (options.sync_module_states) {
     broadcast_coalesced(*group, module.buffers(), 0, "initial state");
   }
-  if (options.mixed_precision.buffer_dtype) {
-    convert_buffers(module, *options.mixed_precision.buffer_dtype);
-  }
+  for (const UnitPlan& unit : units) convert_buffers(unit, options);
   runtime_->install_hooks();
 }
 
@@ -245,46 +256,47 @@ void backward_on_meta(const std::vector<Tensor>& outputs) {
   backward(roots, gradients);
 }
 
-double FSDPEngine::clip_grad_norm(double max_norm, double norm_type) {
-  check(!runtime_->in_forward(), "[clip_grad_norm_] must not be called inside forward");
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  check(norm_type == 1 || norm_type == 2 || norm_type == kInfinity,
-        "[clip_grad_norm_] norm_type is ", norm_type, "; 1, 2 and infinity are possible");
+void FSDPEngine::set_gradient_divide_factor(double factor) {
+  runtime_->set_gradient_divide_factor(factor);
+}
+
+void FSDPEngine::register_comm_hook(FSDPCommHook hook, const std::string& name) {
+  runtime_->register_comm_hook(std::move(hook), name);
+}
+
+double FSDPEngine::clip_grad_norm(double max_norm, double norm_type, bool error_if_nonfinite) {
+  runtime_->check_idle("gradients");
+  optim::check_norm_type(norm_type);
+  check(max_norm >= 0, "[clip_grad_norm_] max_norm is ", max_norm, "; it cannot be negative");
   const NoGrad no_grad;
   std::vector<Tensor> all;
-  Tensor limbs;
-  double total = 0;
+  Tensor total;
+  const bool largest = std::isinf(norm_type);
   for (const auto& [ranks, groups] : runtime_->groups()) {
     std::vector<Tensor> parameters;
-    std::vector<Tensor> gradients;
     for (const FSDPUnit& unit : runtime_->units()) {
+      check(!unit.accumulated, "[clip_grad_norm_] unit '", unit.label(),
+            "' keeps gradients of backwards without sync; clip after a backward outside no_sync()");
       if (unit.groups != &groups) continue;
       for (const FSDPUnit::Flat& flat : unit.flats) {
         for (const auto& [name, tensor] : flat.parameter->parameters()) {
           parameters.push_back(tensor);
-          if (tensor.grad().defined() && tensor.numel() > 0) gradients.push_back(tensor.grad());
         }
       }
     }
-    const comm::CollectiveOptions options{.owner = "gradient norm"};
-    if (norm_type == 2) {
-      // Sums of squares are exact, so that the parts' sum does not depend on the cuts.
-      const Tensor part = exact_square_sum(gradients);
-      groups.shard->all_reduce(part, comm::ReduceOp::sum, options).wait();
-      limbs = limbs.defined() ? limbs + part : part;
-    } else {
-      const bool adds = norm_type == 1;
-      const Tensor part = Tensor::scalar(optim::grad_norm(parameters, norm_type));
-      groups.shard->all_reduce(part, adds ? comm::ReduceOp::sum : comm::ReduceOp::max, options)
-          .wait();
-      const double norm = part.item();
-      total = adds || std::isnan(norm) ? total + norm : std::max(total, norm);
-    }
+    // The ranks of a shard group have each element once; replicas have the same.
+    const Tensor part = optim::norm_part(parameters, norm_type);
+    const auto op = largest ? comm::ReduceOp::max : comm::ReduceOp::sum;
+    groups.shard->all_reduce(part, op, {.owner = "gradient norm"}).wait();
+    total = !total.defined() ? part : largest ? maximum(total, part) : total + part;
     all.insert(all.end(), parameters.begin(), parameters.end());
   }
-  if (norm_type == 2) total = exact_sum_root(limbs, f64).item();
-  optim::clip_grads_with_norm_(all, max_norm, total);
-  return total;
+  const double norm = optim::norm_of_parts(total, norm_type);
+  check<Error>(!error_if_nonfinite || std::isfinite(norm),
+               "[clip_grad_norm_] the norm of the gradients is ", norm,
+               "; the loss or the learning rate is too large, or the data have such values");
+  optim::clip_grads_with_norm_(all, max_norm, norm);
+  return norm;
 }
 
 }  // namespace parallel

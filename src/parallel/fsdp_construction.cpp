@@ -33,14 +33,14 @@ void FSDPRuntime::form_units(MetaInitializer& initializer) {
     form_unit(std::move(plans[next++]));
   });
   make_slots();
-  std::int64_t trained = 0;
+  std::int64_t parameters = 0;
   for (const FSDPUnit& unit : units_) {
     for (const FSDPUnit::Flat& flat : unit.flats) {
-      if (flat.parameter->trained()) trained += static_cast<std::int64_t>(flat.parameter->size());
+      parameters += static_cast<std::int64_t>(flat.parameter->size());
     }
   }
   const MemoryCategoryScope category(MemoryCategory::communication);
-  used_flags_ = Tensor::empty({1 + trained}, {.dtype = u8});
+  used_flags_ = Tensor::empty({1 + parameters}, {.dtype = u8});
 }
 
 void FSDPRuntime::form_unit(UnitPlan plan) {
@@ -49,10 +49,12 @@ void FSDPRuntime::form_unit(UnitPlan plan) {
   unit.name = plan.name;
   unit.root = plan.module == &module_;
   unit.options = options_of_unit(options_, *unit.module, unit.name);
+  unit.own_dtype = own_dtype(plan, unit.options);
   unit.reshard_after_forward = reshards_after_forward(unit.options.sharding_strategy);
   give_groups(unit);
   if (options_.sync_module_states) sync_parameters(plan.parameters);
   add_flats(unit, std::move(plan.parameters));
+  lay_out_gradients(unit);
 }
 
 // Rank 0's values for all.

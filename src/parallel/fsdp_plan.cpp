@@ -31,6 +31,8 @@ FSDPPlan::Unit plan_unit(const FSDPUnit& unit) {
     FSDPPlan::Flat& entry = row.flats.emplace_back();
     entry.dtype = parameter.dtype();
     entry.compute = parameter.config().compute;
+    entry.reduce = parameter.config().reduce;
+    entry.gradient = parameter.config().keep_low_precision ? entry.reduce : entry.dtype;
     entry.trained = parameter.trained();
     entry.resident = parameter.resident();
     entry.offloaded = parameter.config().offload;
@@ -51,7 +53,8 @@ void add_rest(FSDPPlan& plan, const FSDPPlan::Unit& unit) {
       plan.parameter_bytes += bytes_of(flat.shard, flat.compute);
     }
     if (!flat.trained) continue;
-    (flat.offloaded ? plan.offloaded_bytes : plan.gradient_bytes) += shard;
+    (flat.offloaded ? plan.offloaded_bytes : plan.gradient_bytes) +=
+        bytes_of(flat.shard, flat.gradient);
     plan.adam_bytes += 2 * shard;
   }
 }
@@ -131,15 +134,14 @@ class AssumedStep {
   void reduce(const FSDPUnit& unit, const FlatParameter& parameter) {
     const FlatParameter::Config& config = parameter.config();
     const std::int64_t total = parameter.layout().total();
-    const bool in_slot = config.reduce == config.compute;
     const FSDPGroups& groups = *unit.groups;
     if (groups.shard->size() > 1) {
-      note(*groups.shard, Operation::reduce_scatter, config.reduce, total, unit.label(), in_slot);
+      note(*groups.shard, Operation::reduce_scatter, config.reduce, total, unit.label(), true);
     }
     if (!groups.replicate || groups.replicate->size() == 1) return;
     const bool whole = groups.shard->size() == 1;
     note(*groups.replicate, Operation::all_reduce, config.reduce,
-         whole ? total : parameter.layout().shard(), unit.label(), whole && in_slot);
+         whole ? total : parameter.layout().shard(), unit.label(), whole);
   }
 
   const FSDPRuntime& runtime_;
@@ -163,9 +165,18 @@ void add_bounds(FSDPPlan& plan, const FSDPRuntime& runtime) {
     }
     plan.rise[static_cast<std::size_t>(MemoryCategory::parameters)] +=
         (slots + (turns ? FSDPRuntime::kFullSlots : 0)) * groups.full->bytes();
+    // The root's and that of the unit that computes; beside them one that is being reduced, or two
+    // in the reduction's dtype.
     plan.rise[static_cast<std::size_t>(MemoryCategory::gradients)] +=
-        plan.adam_bytes / 2 + 3 * groups.gradient->bytes();
+        (2 + groups.gradient->spare()) * groups.gradient->bytes() + 2 * groups.converted->bytes();
   }
+  std::int64_t rows = plan.gradient_bytes;
+  for (const FSDPPlan::Unit& unit : plan.units) {
+    for (const FSDPPlan::Flat& flat : unit.flats) {
+      if (flat.offloaded && flat.trained) rows += bytes_of(flat.shard, flat.reduce);
+    }
+  }
+  plan.rise[static_cast<std::size_t>(MemoryCategory::gradients)] += rows;
   for (const std::int64_t bytes : plan.rise) plan.rise_total += bytes;
 }
 

@@ -99,7 +99,7 @@ void FSDPRuntime::end_record() {
 FSDPRuntime::StepRecord FSDPRuntime::rehearse(const std::function<void()>& step,
                                               std::vector<FSDPPlan::Collective>& collectives) {
   const bool accumulating = std::any_of(units_.begin(), units_.end(), [](const FSDPUnit& unit) {
-    return unit.gradient.memory.defined();
+    return unit.accumulated || unit.gradient.memory.defined();
   });
   check(depth_ == 0 && backward_ == 0 && !accumulating && !rehearsing(),
         "[FSDP] plan() must be called between steps, outside of an accumulation");
@@ -115,7 +115,7 @@ FSDPRuntime::StepRecord FSDPRuntime::rehearse(const std::function<void()>& step,
   collectives_ = &recorded;
   const Finally finally([&] {
     reset();
-    for (auto& [ranks, groups] : groups_) groups.gradient->trim();
+    trim_gradient_slots();
     collectives_ = &group_collectives_;
     for (FSDPUnit& unit : units_) {
       for (FSDPUnit::Flat& flat : unit.flats) flat.parameter->end_rehearsal();

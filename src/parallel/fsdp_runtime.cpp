@@ -16,7 +16,6 @@
 #include "parallel/boundary.h"
 
 namespace cohort::parallel {
-
 FSDPRuntime::FSDPRuntime(nn::Module& module, std::shared_ptr<comm::ProcessGroup> group,
                          const FSDPOptions& options, const comm::DeviceMesh* mesh)
     : module_(module), group_(std::move(group)), options_(options), agreement_(group_) {
@@ -50,7 +49,7 @@ void FSDPRuntime::release_parameters() {
     for (FSDPUnit::Flat& flat : unit.flats) {
       if (!flat.parameter) continue;
       for (const auto& [name, tensor] : flat.parameter->parameters()) {
-        if (tensor.requires_grad()) set_grad_manager(tensor, "");
+        if (!grad_manager(tensor).empty()) set_grad_manager(tensor, "");
       }
     }
   }
@@ -91,23 +90,15 @@ void FSDPRuntime::give_groups(FSDPUnit& unit) {
 void FSDPRuntime::make_slots() {
   for (auto& [ranks, groups] : groups_) {
     std::int64_t full = 0;
-    std::int64_t gradients = 0;
     for (const FSDPUnit& unit : units_) {
       if (unit.groups != &groups) continue;
       if (!unit.root) full = std::max(full, unit.full_bytes);
-      gradients = std::max(gradients, unit.gradient_bytes);
     }
     groups.full = std::make_unique<Slots>(full, kFullSlots, 0, [this, &groups](std::int64_t bytes) {
       return gather_memory(groups, bytes);
     });
-    // What reduces them reads the ranks' gradients where they lie.
-    const auto& reducing = groups.shard->size() > 1 ? groups.shard : group_;
-    groups.gradient =
-        std::make_unique<Slots>(gradients, 0, 1, [this, reducing](std::int64_t bytes) {
-          const MemoryCategoryScope category(MemoryCategory::gradients);
-          return agreement_.allocate(*collectives_, *reducing, bytes);
-        });
   }
+  make_gradient_slots();
 }
 
 void FSDPRuntime::trim_full_slots() {
@@ -137,7 +128,6 @@ void FSDPRuntime::add_flats(FSDPUnit& unit, std::vector<nn::NamedTensor> paramet
 
 void FSDPRuntime::add_flat(FSDPUnit& unit, std::vector<nn::NamedTensor> parameters) {
   const DType own = parameters.front().tensor.dtype();
-  const bool trained = parameters.front().tensor.requires_grad();
   const FSDPMixedPrecision& precision = unit.options.mixed_precision;
   const DType compute = is_floating(own) ? precision.param_dtype.value_or(own) : own;
   const bool offload = options_.cpu_offload.offload_params;
@@ -153,6 +143,7 @@ void FSDPRuntime::add_flat(FSDPUnit& unit, std::vector<nn::NamedTensor> paramete
                                            unit.groups->shard->size() > 1 &&
                                            unit.groups->shard->shares_memory(),
                               .offload = offload,
+                              .keep_low_precision = precision.keep_low_precision_grads,
                               .name = unit.label()});
   } catch (const OutOfMemory&) {
     error = std::current_exception();
@@ -161,19 +152,12 @@ void FSDPRuntime::add_flat(FSDPUnit& unit, std::vector<nn::NamedTensor> paramete
   FSDPUnit::Flat& flat = unit.flats.emplace_back();
   flat.parameter = std::move(made);
   flat.parameter->adopt();
-  for (const auto& [name, tensor] : parameters) {
-    if (tensor.requires_grad()) set_grad_manager(tensor, "FSDP");
-  }
   flat.arrived.resize(count);
   flat.expected.resize(count);
   flat.used.resize(count);
   if (!flat.parameter->resident()) {
     flat.full_offset = unit.full_bytes;
     unit.full_bytes += flat.parameter->full_bytes();
-  }
-  if (trained) {
-    flat.gradient_offset = unit.gradient_bytes;
-    unit.gradient_bytes += flat.parameter->full_bytes();
   }
 }
 
@@ -222,15 +206,7 @@ void FSDPRuntime::install_unit_hooks() {
         unit.module->register_forward_hook([weak, &unit](nn::Module&, std::span<Tensor> outputs) {
           if (const auto self = weak.lock()) self->after_forward(unit, outputs);
         }));
-    for (FSDPUnit::Flat& flat : unit.flats) {
-      if (!flat.parameter->trained()) continue;
-      for (std::size_t i = 0; i < flat.parameter->size(); ++i) {
-        unit.hooks.push_back(register_post_accumulate_grad_hook(
-            flat.parameter->parameters()[i].tensor, [weak, &unit, &flat, i](const Tensor&) {
-              if (const auto self = weak.lock()) self->on_gradient(unit, flat, i);
-            }));
-      }
-    }
+    for (FSDPUnit::Flat& flat : unit.flats) watch_gradients(unit, flat);
   }
 }
 
@@ -251,6 +227,7 @@ void FSDPRuntime::fence() {
 
 // What has been written to shards so far is there when gathers, or the other ranks, read them.
 void FSDPRuntime::prepare_shards() {
+  follow_module();
   for (auto& [ranks, groups] : groups_) groups.full->forget();
   for (FSDPUnit& unit : units_) {
     for (FSDPUnit::Flat& flat : unit.flats) flat.parameter->refresh();
@@ -277,15 +254,6 @@ void FSDPRuntime::end_forward() {
   recording_ = false;  // no step of training
 }
 
-void FSDPRuntime::cast_inputs(const FSDPUnit& unit, std::span<Tensor> inputs) const {
-  const FSDPMixedPrecision& precision = unit.options.mixed_precision;
-  if (!precision.param_dtype) return;
-  if (!(unit.root ? precision.cast_root_forward_inputs : precision.cast_forward_inputs)) return;
-  for (Tensor& input : inputs) {
-    if (input.defined() && is_floating(input.dtype())) input = input.to(*precision.param_dtype);
-  }
-}
-
 void FSDPRuntime::before_forward(FSDPUnit& unit, std::span<Tensor> inputs) {
   check(!summoned_, "[FSDP] forward of unit '", unit.label(),
         "' inside summon_full_params; run it outside");
@@ -293,16 +261,17 @@ void FSDPRuntime::before_forward(FSDPUnit& unit, std::span<Tensor> inputs) {
   ++depth_;
   ++unit.running;
   forward_order_.push_back(&unit);
-  cast_inputs(unit, inputs);
+  const std::optional<DType> outputs = cast_inputs(unit, inputs);
   start_gather(unit);
   finish_gather(unit);
   if (options_.forward_prefetch) prefetch_forward(unit);
-  calls_.push_back({.begin = Context::current().next_node});
+  calls_.push_back({.begin = Context::current().next_node, .outputs = outputs});
 }
 
 void FSDPRuntime::after_forward(FSDPUnit& unit, std::span<Tensor> outputs) {
   FSDPCall call = calls_.back();
   calls_.pop_back();
+  cast_outputs(call, outputs);
   call.end = Context::current().next_node;
   // The first output that backward comes to is the unit's; each backward anew, for a graph that is
   // kept.

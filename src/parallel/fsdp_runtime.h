@@ -14,6 +14,7 @@
 #include "cohort/comm/process_group.h"
 #include "cohort/core/stream.h"
 #include "cohort/nn/module.h"
+#include "cohort/parallel/comm_hook.h"
 #include "cohort/parallel/fsdp.h"
 #include "parallel/fsdp_agreement.h"
 #include "parallel/fsdp_collectives.h"
@@ -60,6 +61,10 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   // While parameters are whole outside a step, none can run.
   void set_summoned(bool on) { summoned_ = on; }
   bool summoned() const { return summoned_; }
+  // InvalidArgument inside forward or backward.
+  void check_idle(const char* what) const;
+  void set_gradient_divide_factor(double factor);
+  void register_comm_hook(FSDPCommHook hook, const std::string& name);
 
   nn::Module& module() { return module_; }
   const std::shared_ptr<comm::ProcessGroup>& group() const { return group_; }
@@ -116,10 +121,11 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
     FSDPUnit::Flat* flat;
     Tensor row;  // this rank's part
     std::vector<comm::Work> works;
+    BucketWork hooked;       // by a communication hook
     std::vector<bool> used;  // on this rank
-    Tensor source;           // kept until the reduction is over
     // When `row` is in host memory, and the device's is not read any more.
     Event offloaded = {};
+    Tensor on_device = {};  // of a rehearsal, until its end
   };
 
   void release_parameters();
@@ -132,6 +138,10 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   void make_slots();
   void add_flats(FSDPUnit& unit, std::vector<nn::NamedTensor> parameters);
   void add_flat(FSDPUnit& unit, std::vector<nn::NamedTensor> parameters);
+  void lay_out_gradients(FSDPUnit& unit);
+  void make_gradient_slots();
+  void trim_gradient_slots();
+  void watch_gradients(FSDPUnit& unit, FSDPUnit::Flat& flat);
 
   void install_unit_hooks();
   void install_guards();
@@ -146,7 +156,9 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   void prepare_shards();
   void begin_forward();
   void end_forward();
-  void cast_inputs(const FSDPUnit& unit, std::span<Tensor> inputs) const;
+  void follow_module();
+  std::optional<DType> cast_inputs(const FSDPUnit& unit, std::span<Tensor> inputs) const;
+  static void cast_outputs(const FSDPCall& call, std::span<Tensor> outputs);
   void prefetch_forward(FSDPUnit& unit);
 
   // Gathered memory.
@@ -166,15 +178,26 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   void on_gradient(FSDPUnit& unit, FSDPUnit::Flat& flat, std::size_t parameter);
   void end_if_complete(FSDPUnit& unit);
   void end_unit_backward(FSDPUnit& unit);
-  void reduce(FSDPUnit& unit, FSDPUnit::Flat& flat);
-  void offload(Reduction& reduction);
-  Event last_reader() const;
   void prefetch_backward(FSDPUnit& unit);
   void finish_backward();
   void fail(const std::exception_ptr& error);
   void give_up_backward() noexcept;
   void drop_reductions() noexcept;
+
+  // Reduction.
+  Slots::Slot take_for_gradients(Slots& slots, const FSDPUnit& unit);
+  void offload(Reduction& reduction, const Event& ready);
+  void end_gradients(FSDPUnit& unit);
+  void convert(FSDPUnit& unit, FSDPUnit::Flat& flat, const Tensor& whole);
+  Tensor reduced_row(const FSDPUnit& unit, const FSDPUnit::Flat& flat) const;
+  void reduce(FSDPUnit& unit);
+  static void give_back(Slots* slots, Slots::Slot& slot, Event last_use);
+  Reduction start_reduction(const FSDPUnit& unit, FSDPUnit::Flat& flat, const Tensor& whole);
+  void start_through_hook(const FSDPUnit& unit, const FSDPUnit::Flat& flat, const Tensor& whole,
+                          Reduction& reduction);
+  Tensor result_of(const Reduction& reduction) const;
   void exchange_used();
+  void finish_reductions();
 
   nn::Module& module_;
   const std::shared_ptr<comm::ProcessGroup> group_;
@@ -186,7 +209,7 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   // Where the compute stream is queued, or shards come from the host: what gathers wait for.
   Stream gathering_;
   Stream offloading_;  // takes gradients to the host; null without cpu_offload
-  Tensor used_flags_;  // for exchange_used(): a byte, and one for each trained parameter
+  Tensor used_flags_;  // for exchange_used(): a byte, and one for each parameter
 
   std::vector<HookHandle> guards_;
   bool sync_ = true;
@@ -202,6 +225,9 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   std::uint64_t backward_ = 0;  // the one that is armed; 0: none
   bool accumulating_ = false;   // it computes gradients of parameters
   std::vector<Reduction> reductions_;
+  double divide_factor_ = 0;  // 0: the number of ranks
+  FSDPCommHook hook_;
+  std::string hook_name_;  // empty without
 
   GroupCollectives group_collectives_;
   FSDPCollectives* collectives_ = &group_collectives_;

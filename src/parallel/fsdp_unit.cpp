@@ -26,6 +26,7 @@ struct Walk {
     nn::Module* parent;
     std::int64_t elements = 0;  // its own, and what its children have not given to a unit
     bool unit = false;
+    bool full_precision = false;
   };
   std::vector<Entry> entries;
   // Further places of modules that several parents share.
@@ -65,9 +66,18 @@ bool is_ignored(const FSDPOptions& options, const std::string& parameter) {
          std::any_of(options.ignored_modules.begin(), options.ignored_modules.end(), inside);
 }
 
+bool keeps_full_precision(const FSDPOptions& options, const nn::Module& module,
+                          const std::string& name) {
+  const FSDPMixedPrecision& precision = options.mixed_precision;
+  if (!precision.param_dtype && !precision.reduce_dtype && !precision.buffer_dtype) return false;
+  return precision.keep_full_precision.decide && !is_ignored(options, name) &&
+         precision.keep_full_precision.decide(module, name, 0);
+}
+
 FSDPUnitOptions options_of_unit(const FSDPOptions& options, const nn::Module& module,
                                 const std::string& name) {
-  const FSDPUnitOptions general{options.sharding_strategy, options.mixed_precision};
+  FSDPUnitOptions general{options.sharding_strategy, options.mixed_precision};
+  if (keeps_full_precision(options, module, name)) general.mixed_precision = {};
   return options.unit_options ? options.unit_options(module, name, general) : general;
 }
 
@@ -83,9 +93,10 @@ std::vector<UnitPlan> cut_into_units(nn::Module& root, const FSDPOptions& option
       if (is_ignored(options, joined(entry.name, own.name))) continue;
       entry.elements += own.tensor.numel();
     }
-    entry.unit =
-        entry.parent == nullptr || (policy.decide && entry.elements > 0 &&
-                                    policy.decide(*entry.module, entry.name, entry.elements));
+    entry.full_precision = keeps_full_precision(options, *entry.module, entry.name);
+    entry.unit = entry.parent == nullptr || entry.full_precision ||
+                 (policy.decide && entry.elements > 0 &&
+                  policy.decide(*entry.module, entry.name, entry.elements));
     if (!entry.unit) walk.entries[index[entry.parent]].elements += entry.elements;
   }
 
@@ -125,7 +136,14 @@ std::vector<UnitPlan> cut_into_units(nn::Module& root, const FSDPOptions& option
   for (const Walk::Entry& entry : walk.entries) {
     if (!entry.unit) continue;
     place[entry.module] = units.size();
-    units.push_back({entry.module, entry.name, {}});
+    units.push_back({entry.module, entry.name, {}, {}, entry.full_precision});
+  }
+  for (const Walk::Entry& entry : walk.entries) {
+    if (is_ignored(options, entry.name)) continue;
+    for (nn::NamedTensor& own : entry.module->named_buffers(false)) {
+      own.name = joined(entry.name, own.name);
+      units[place[unit_of[entry.module]]].buffers.push_back(std::move(own));
+    }
   }
   for (nn::NamedTensor& named : root.named_parameters()) {
     if (is_ignored(options, named.name)) continue;

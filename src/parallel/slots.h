@@ -26,6 +26,7 @@ class Slots {
   Slots(std::int64_t bytes, int pieces, int spare, std::function<Tensor(std::int64_t)> make);
 
   std::int64_t bytes() const { return bytes_; }
+  std::int64_t spare() const { return static_cast<std::int64_t>(spare_); }
   // The piece that `tenant` gave back last, if nobody has taken it since; then slot.tenant is it.
   // Another one otherwise, with the tenant null. OutOfMemory, and no change, when no piece is free
   // and none can be made.

@@ -38,13 +38,17 @@ TEST(ClipGradNorm, LeavesSmallGradientsAsTheyAre) {
   EXPECT_THAT(params[0].grad().to_vector<float>(), ElementsAre(0.3f, -0.4f));
 }
 
-TEST(ClipGradNorm, KnowsTheOneAndTheInfinityNorm) {
+TEST(ClipGradNorm, KnowsAnyPositiveNorm) {
   const std::vector<Tensor> params{with_gradient({1, -2}), with_gradient({5})};
   EXPECT_DOUBLE_EQ(grad_norm(params, 1), 8);
   EXPECT_DOUBLE_EQ(grad_norm(params, kInfinity), 5);
+  EXPECT_NEAR(grad_norm(params, 3), std::cbrt(1 + 8 + 125), 1e-14);
+  EXPECT_NEAR(grad_norm(params, 0.5), std::pow(1 + std::sqrt(2.) + std::sqrt(5.), 2), 1e-13);
   EXPECT_DOUBLE_EQ(clip_grad_norm_(params, 2.5, {.norm_type = kInfinity}), 5);
   EXPECT_THAT(params[1].grad().to_vector<float>(), ElementsAre(FloatNear(2.5, 1e-5f)));
-  EXPECT_THROW(grad_norm(params, 3), InvalidArgument);
+  for (const double bad : {0., -1., std::nan("")}) {
+    EXPECT_THROW(grad_norm(params, bad), InvalidArgument);
+  }
 }
 
 TEST(ClipGradNorm, DoesNotDependOnHowTheParametersAreCutUp) {
@@ -52,7 +56,7 @@ TEST(ClipGradNorm, DoesNotDependOnHowTheParametersAreCutUp) {
   for (int i = 0; i < 1000; ++i) {
     values.push_back(std::ldexp(std::sin(static_cast<float>(i)), i % 40 - 20));
   }
-  const double whole = grad_norm({with_gradient(values)});
+  const std::vector<Tensor> whole{with_gradient(values)};
   std::vector<Tensor> pieces;
   for (std::size_t i = 0; i < values.size(); i += 37) {
     const std::size_t end = std::min(i + 37, values.size());
@@ -60,7 +64,9 @@ TEST(ClipGradNorm, DoesNotDependOnHowTheParametersAreCutUp) {
                   with_gradient({values.begin() + static_cast<std::ptrdiff_t>(i),
                                  values.begin() + static_cast<std::ptrdiff_t>(end)}));
   }
-  EXPECT_EQ(grad_norm(pieces), whole);
+  for (const double p : {0.5, 1., 2., 3., 16., kInfinity}) {
+    EXPECT_EQ(grad_norm(pieces, p), grad_norm(whole, p)) << p;
+  }
 }
 
 TEST(ClipGradNorm, PassesOverParametersWithoutGradient) {
@@ -72,7 +78,7 @@ TEST(ClipGradNorm, PassesOverParametersWithoutGradient) {
 }
 
 class NonFinite : public testing::TestWithParam<double> {};
-INSTANTIATE_TEST_SUITE_P(Norms, NonFinite, testing::Values(1., 2., kInfinity));
+INSTANTIATE_TEST_SUITE_P(Norms, NonFinite, testing::Values(0.5, 1., 2., 3., kInfinity));
 
 TEST_P(NonFinite, NormsAreReportedAndAnErrorOnRequest) {
   const float nan = std::numeric_limits<float>::quiet_NaN();

@@ -46,6 +46,10 @@ std::vector<Setting> settings(int world) {
                    {.auto_wrap_policy = linears(),
                     .mixed_precision = {.param_dtype = bf16, .reduce_dtype = f32},
                     .zero_copy = zero_copy}});
+    all.push_back({"bf16 gradients" + kind,
+                   {.auto_wrap_policy = linears(),
+                    .mixed_precision = {.param_dtype = bf16, .keep_low_precision_grads = true},
+                    .zero_copy = zero_copy}});
   }
   for (const auto prefetch : {BackwardPrefetch::none, BackwardPrefetch::post}) {
     for (const bool forward : {true, false}) {

@@ -42,7 +42,8 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
   Optimizer& operator=(const Optimizer&) = delete;
 
-  // One update. Gradients are read as grad_scale * gradient (1 / loss scale, or a clipping factor).
+  // One update. Gradients are read as grad_scale * gradient (1 / loss scale, or a clipping factor);
+  // those of lower precision than their parameter are not converted before.
   // ShapeError or DTypeError when a gradient does not fit its parameter.
   void step(double grad_scale = 1);
   // Clears the gradients, or fills them with zeros.
@@ -52,7 +53,8 @@ class Optimizer {
   // be updated on their own. FSDP refuses optimizers that say no.
   virtual bool element_wise() const { return false; }
 
-  // Whether this rank has the state of all its parameters, not of a part that it shares with others.
+  // Whether this rank has the state of all its parameters, not of a part that it shares with
+  // others.
   virtual bool has_all_state() const { return true; }
 
   std::size_t group_count() const { return groups_.size(); }

@@ -69,4 +69,39 @@ CommHook bf16_compress(std::shared_ptr<comm::ProcessGroup> group);
 CommHook noop();
 
 }  // namespace comm_hooks
+
+// The gradients of one flat buffer of an FSDP unit (docs/fsdp.md), as a communication hook sees
+// them when the last of this rank's has come.
+struct FSDPGradient {
+  int index = 0;     // in the order of reduction, from 0 in each backward
+  std::string unit;  // the module's name, "root" for the root
+  // The whole gradient [ranks of shard_group * row.numel()] in the unit's reduce_dtype, padding and
+  // missing gradients zero. May be written. Its memory goes to another unit when the first
+  // communication (BucketWork::work()) has finished, so continuations must not read it.
+  Tensor whole;
+  // Memory for the result [elements that this rank owns], uninitialised.
+  Tensor row;
+  // The ranks that the buffer is cut up among, in order of their parts, and those that own the same
+  // part as this one (null where there are no others). Together they are all ranks.
+  std::shared_ptr<comm::ProcessGroup> shard_group;
+  std::shared_ptr<comm::ProcessGroup> replicate_group;
+};
+
+// Called for each flat buffer instead of its reduce-scatter, in one order on every rank. The result
+// has the row's elements and dtype and becomes the gradient of this rank's part as it is: the mean,
+// over both groups, is the hook's business.
+using FSDPCommHook = std::function<BucketWork(const FSDPGradient& gradient)>;
+
+// Hooks for FSDP; they take the groups from what they are called with.
+namespace fsdp_hooks {
+
+// What FSDP does without a hook: the mean over the ranks.
+FSDPCommHook reduce_scatter();
+// Gradients travel in half precision, summed in f32.
+FSDPCommHook fp16_compress();
+FSDPCommHook bf16_compress();
+// No communication: the row is this rank's own gradient. Measures what communication costs at most.
+FSDPCommHook noop();
+
+}  // namespace fsdp_hooks
 }  // namespace cohort

@@ -16,6 +16,7 @@
 #include "cohort/comm/process_group.h"
 #include "cohort/core/memory.h"
 #include "cohort/nn/module.h"
+#include "cohort/parallel/comm_hook.h"
 #include "cohort/parallel/fsdp_options.h"
 #include "cohort/parallel/fsdp_plan.h"
 #include "cohort/parallel/fsdp_state.h"
@@ -60,7 +61,9 @@ class FSDPEngine {
   void set_reshard_after_forward(bool on, const std::string& unit, bool recurse);
   void set_sync(bool on);
   bool sync() const;
-  double clip_grad_norm(double max_norm, double norm_type);
+  double clip_grad_norm(double max_norm, double norm_type, bool error_if_nonfinite);
+  void set_gradient_divide_factor(double factor);
+  void register_comm_hook(FSDPCommHook hook, const std::string& name);
   void summon(const std::function<void()>& body, const SummonOptions& options);
   void for_each_full_tensor(const std::function<void(const std::string&, const Tensor&)>& fn,
                             bool rank0_only);
@@ -190,9 +193,24 @@ class FSDP {
 
   // Collective. Scales the gradients so that their norm over all ranks' parts, as one vector, is at
   // most max_norm, and returns the norm they had: the same number on every rank, whatever the
-  // sharding, for norm_type 2 and infinity. InvalidArgument for other types than 1, 2, infinity.
-  double clip_grad_norm_(double max_norm, double norm_type = 2) {
-    return engine_->clip_grad_norm(max_norm, norm_type);
+  // sharding, and that of a single process. norm_type is positive, or infinity. Ignored parameters
+  // are left out. InvalidArgument inside forward and backward, and while gradients of no_sync()
+  // have not been reduced. With `error_if_nonfinite` an Error on all ranks, before any gradient is
+  // changed, when the norm is infinite or NaN.
+  double clip_grad_norm_(double max_norm, double norm_type = 2, bool error_if_nonfinite = false) {
+    return engine_->clip_grad_norm(max_norm, norm_type, error_if_nonfinite);
+  }
+
+  // Collective. From the next backward on the ranks' gradients are added and divided by `factor`,
+  // once, instead of by the number of ranks: 1 gives the sum. InvalidArgument when it is not
+  // positive and finite, under a communication hook, and inside forward or backward.
+  void set_gradient_divide_factor(double factor) { engine_->set_gradient_divide_factor(factor); }
+
+  // Replaces the reduction of each flat gradient by `hook` (comm_hook.h, docs/fsdp.md). Collective:
+  // all ranks compare `name`. Once, between steps: InvalidArgument for an empty hook, a second one,
+  // or beside a gradient divide factor. A world of one calls no hook.
+  void register_comm_hook(FSDPCommHook hook, const std::string& name = "custom") {
+    engine_->register_comm_hook(std::move(hook), name);
   }
 
   // Collective. Runs `body`, without recording gradients, while all parameters are whole. What it

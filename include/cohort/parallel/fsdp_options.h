@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cohort/core/dtype.h"
+#include "cohort/nn/norm.h"
 #include "cohort/parallel/wrap.h"
 
 namespace cohort {
@@ -44,9 +45,19 @@ struct FSDPMixedPrecision {
   std::optional<DType> reduce_dtype = {};
   // Floating buffers are converted to this dtype, for good.
   std::optional<DType> buffer_dtype = {};
-  // Floating inputs of the root, and of every unit, are converted to param_dtype.
+  // Gradients of the shards stay in reduce_dtype instead of being converted to the parameters'
+  // dtype. cohort::optim reads them as they are.
+  bool keep_low_precision_grads = false;
+  // Floating inputs of the root, and of every unit (the root included), are converted to
+  // param_dtype.
   bool cast_root_forward_inputs = true;
   bool cast_forward_inputs = false;
+  // Floating outputs of a unit are converted to this dtype.
+  std::optional<DType> output_dtype = {};
+  // Modules that become units of their own without mixed precision: inputs are converted to their
+  // parameters' dtype, outputs back to the inputs'. Of FSDPOptions' alone, and only where a dtype
+  // above is set. PyTorch's _module_classes_to_ignore.
+  WrapPolicy keep_full_precision = wrap::by_type<nn::BatchNorm>();
 };
 
 // Where parameters rest.

@@ -17,8 +17,10 @@ namespace cohort {
 struct FSDPPlan {
   // A flat buffer of one unit: its parameters of one dtype and trainability.
   struct Flat {
-    DType dtype = DType::f32;    // of the shards
-    DType compute = DType::f32;  // of the gathered buffer
+    DType dtype = DType::f32;     // of the shards
+    DType compute = DType::f32;   // of the gathered buffer
+    DType reduce = DType::f32;    // of the reduction of its gradient
+    DType gradient = DType::f32;  // of the shards' gradients
     bool trained = true;
     bool resident = false;      // gathered without moving anything
     bool offloaded = false;     // shards and gradients rest in host memory

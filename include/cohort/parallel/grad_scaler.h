@@ -25,4 +25,8 @@ class DistributedGradScaler final : public optim::GradScaler {
   std::shared_ptr<comm::ProcessGroup> group_;
 };
 
+// PyTorch's name for the one of FSDP, which is the same: infinities that lie in other ranks' parts
+// count. Give it the group that FSDP was made with, the whole one under hybrid strategies too.
+using ShardedGradScaler = DistributedGradScaler;
+
 }  // namespace cohort
