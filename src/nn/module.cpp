@@ -247,6 +247,12 @@ HookHandle Module::register_forward_hook(ForwardHook hook) {
   return add_hook(post_hooks_, std::move(hook));
 }
 
+HookHandle Module::register_forward_error_hook(std::function<void(Module&)> hook) {
+  check(hook != nullptr, "[register_forward_error_hook] the hook is empty");
+  return add_hook(error_hooks_,
+                  [hook = std::move(hook)](Module& module, std::span<Tensor>) { hook(module); });
+}
+
 HookHandle Module::add_hook(std::shared_ptr<HookList>& list, ForwardHook hook) {
   check(hook != nullptr, "[register_forward_hook] the hook is empty");
   if (!list) list = std::make_shared<HookList>();

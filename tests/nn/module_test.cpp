@@ -240,6 +240,41 @@ TEST(ForwardHooks, ComputeGradientsThroughAnInsertedOperation) {
   EXPECT_THAT(module.scale.grad().to_vector<float>(), ElementsAre(2, 2));
 }
 
+TEST(ForwardHooks, ErrorHooksRunWhereForwardOrAHookThrowsFromTheInsideOut) {
+  struct Throws : ModuleOf<Throws> {
+    bool bad = false;
+    Tensor forward(const Tensor& x) {
+      if (bad) throw std::range_error("in forward");
+      return x;
+    }
+  };
+  struct Outer : ModuleOf<Outer> {
+    Child<Throws> inner = make_module<Throws>("inner");
+    Tensor forward(const Tensor& x) { return inner(x); }
+    Tensor other(const Tensor& x) { return inner(x); }
+  };
+  Outer outer;
+  std::vector<std::string> log;
+  outer.register_forward_error_hook([&](Module&) { log.push_back("outer"); });
+  outer.inner->register_forward_error_hook([&](Module&) { log.push_back("inner"); });
+  const Tensor x = Tensor::ones({2});
+  outer(x);
+  EXPECT_TRUE(log.empty());
+  outer.inner->bad = true;
+  EXPECT_THROW(outer(x), std::range_error);
+  EXPECT_THAT(log, ElementsAre("inner", "outer"));
+  log.clear();
+  EXPECT_THROW(outer.invoke(&Outer::other, x), std::range_error);
+  EXPECT_THAT(log, ElementsAre("inner", "outer"));
+  log.clear();
+  outer.inner->bad = false;
+  HookHandle refuses = outer.register_forward_pre_hook(
+      [](Module&, std::span<Tensor>) { throw std::range_error("in a hook"); });
+  EXPECT_THROW(outer(x), std::range_error);
+  EXPECT_THAT(log, ElementsAre("outer"));
+  EXPECT_THROW(outer.register_forward_error_hook(nullptr), InvalidArgument);
+}
+
 TEST(ForwardHooks, MayBeRemovedFromWithinAHookAndAfterTheModuleIsGone) {
   auto module = std::make_unique<Scale>(1.f);
   int runs = 0;

@@ -102,6 +102,9 @@ class Module {
   // passed as a copy). When forward throws, forward hooks do not run.
   HookHandle register_forward_pre_hook(ForwardHook hook);
   HookHandle register_forward_hook(ForwardHook hook);
+  // Error hooks run instead of forward hooks when forward or a pre-hook throws, before the
+  // exception goes on; they must not throw.
+  HookHandle register_forward_error_hook(std::function<void(Module& module)> hook);
 
  protected:
   Module() = default;
@@ -125,9 +128,10 @@ class Module {
     return register_module(name, std::make_shared<M>(std::forward<Args>(args)...));
   }
 
-  bool has_forward_hooks() const { return pre_hooks_ || post_hooks_; }
+  bool has_forward_hooks() const { return pre_hooks_ || post_hooks_ || error_hooks_; }
   void run_pre_hooks(std::span<Tensor> inputs) { run(pre_hooks_, inputs); }
   void run_post_hooks(std::span<Tensor> outputs) { run(post_hooks_, outputs); }
+  void run_error_hooks() { run(error_hooks_, {}); }
 
  private:
   struct Entry {
@@ -155,8 +159,9 @@ class Module {
   std::vector<Entry> parameters_;
   std::vector<Entry> buffers_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
-  std::shared_ptr<HookList> pre_hooks_;   // null without hooks ever
-  std::shared_ptr<HookList> post_hooks_;  // the same
+  std::shared_ptr<HookList> pre_hooks_;    // null without hooks ever
+  std::shared_ptr<HookList> post_hooks_;   // the same
+  std::shared_ptr<HookList> error_hooks_;  // the same
   bool training_ = true;
 };
 
@@ -244,10 +249,15 @@ class ModuleOf : public Module {
     if (!has_forward_hooks()) {
       return run(static_cast<Derived&>(*this), std::forward<Args>(args)...);
     }
-    std::vector<Tensor> inputs = collect_tensors(args...);
-    run_pre_hooks(inputs);
-    return hooked(run, std::move(inputs),
-                  detail::HookedArgument<Args>(std::forward<Args>(args))...);
+    try {
+      std::vector<Tensor> inputs = collect_tensors(args...);
+      run_pre_hooks(inputs);
+      return hooked(run, std::move(inputs),
+                    detail::HookedArgument<Args>(std::forward<Args>(args))...);
+    } catch (...) {
+      run_error_hooks();
+      throw;
+    }
   }
 
   template <typename Run, typename... Arguments>
