@@ -220,10 +220,6 @@ void FSDPEngine::restore() {
 
 FSDPEngine::~FSDPEngine() = default;
 
-void FSDPEngine::forward_threw() noexcept {
-  if (runtime_.live) runtime_->reset();
-}
-
 void FSDPEngine::unshard() {
   runtime_->unshard();
 }

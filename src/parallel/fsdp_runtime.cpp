@@ -206,6 +206,9 @@ void FSDPRuntime::install_unit_hooks() {
         unit.module->register_forward_hook([weak, &unit](nn::Module&, std::span<Tensor> outputs) {
           if (const auto self = weak.lock()) self->after_forward(unit, outputs);
         }));
+    unit.hooks.push_back(unit.module->register_forward_error_hook([weak, &unit](nn::Module&) {
+      if (const auto self = weak.lock()) self->forward_threw(unit);
+    }));
     for (FSDPUnit::Flat& flat : unit.flats) watch_gradients(unit, flat);
   }
 }
@@ -257,20 +260,37 @@ void FSDPRuntime::end_forward() {
 void FSDPRuntime::before_forward(FSDPUnit& unit, std::span<Tensor> inputs) {
   check(!summoned_, "[FSDP] forward of unit '", unit.label(),
         "' inside summon_full_params; run it outside");
-  if (depth_ == 0) begin_forward();
+  const bool outermost = depth_ == 0;
   ++depth_;
   ++unit.running;
+  calls_.push_back({.unit = &unit});  // from here on forward_threw() takes it back
+  if (outermost) begin_forward();
   forward_order_.push_back(&unit);
   const std::optional<DType> outputs = cast_inputs(unit, inputs);
   start_gather(unit);
   finish_gather(unit);
   if (options_.forward_prefetch) prefetch_forward(unit);
-  calls_.push_back({.begin = Context::current().next_node, .outputs = outputs});
+  calls_.back().begin = Context::current().next_node;
+  calls_.back().outputs = outputs;
+}
+
+// A call of the unit has ended by an exception, which a caller inside another forward may catch.
+void FSDPRuntime::forward_threw(FSDPUnit& unit) noexcept {
+  if (calls_.empty() || calls_.back().unit != &unit) return;  // it had not begun, or was over
+  calls_.pop_back();
+  --unit.running;
+  --depth_;
+  if (depth_ == 0) return reset();
+  if (unit.keeps_after_forward() || unit.running > 0) return;
+  try {
+    reshard(unit);
+  } catch (const std::exception& error) {
+    logging::warn(str("[FSDP] giving up unit '", unit.label(), "': ", error.what()));
+  }
 }
 
 void FSDPRuntime::after_forward(FSDPUnit& unit, std::span<Tensor> outputs) {
   FSDPCall call = calls_.back();
-  calls_.pop_back();
   cast_outputs(call, outputs);
   call.end = Context::current().next_node;
   // The first output that backward comes to is the unit's; each backward anew, for a graph that is
@@ -281,6 +301,7 @@ void FSDPRuntime::after_forward(FSDPUnit& unit, std::span<Tensor> outputs) {
     if (const auto self = weak.lock()) self->enter_backward(unit, call);
   });
   ended_.push_back(&unit);
+  calls_.pop_back();
   --unit.running;
   --depth_;
   if (!unit.keeps_after_forward() && unit.running == 0) reshard(unit);

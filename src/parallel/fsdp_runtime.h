@@ -152,6 +152,7 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
 
   // Forward.
   void before_forward(FSDPUnit& unit, std::span<Tensor> inputs);
+  void forward_threw(FSDPUnit& unit) noexcept;
   void after_forward(FSDPUnit& unit, std::span<Tensor> outputs);
   void prepare_shards();
   void begin_forward();

@@ -161,6 +161,47 @@ TEST(FsdpUse, Row46TwoForwardsBeforeOneBackwardWithNestedUnits) {
       });
 }
 
+TEST(FsdpUse, Row48AnExceptionThatForwardCatchesOrOfAUnitAloneLeavesNothingOpen) {
+  struct Fragile : nn::ModuleOf<Fragile> {
+    nn::Child<nn::Linear> fc = make_module<nn::Linear>("fc", 4, 4);
+    bool bad = false;
+    Tensor forward(const Tensor& x) {
+      if (bad) throw std::range_error("in forward");
+      return fc(x);
+    }
+  };
+  struct Net : nn::ModuleOf<Net> {
+    nn::Child<Fragile> a = make_module<Fragile>("a");
+    nn::Child<nn::Linear> b = make_module<nn::Linear>("b", 4, 4);
+    Tensor forward(const Tensor& x) {
+      try {
+        return b(a(x));
+      } catch (const std::range_error&) {
+        return b(x);
+      }
+    }
+  };
+  for (const FSDPOptions& options : kinds(wrap::by_type<Fragile>())) {
+    comm::LocalWorld(2).run([&](const Group& group) {
+      FSDP fsdp(std::make_shared<Net>(), group, options);
+      const Tensor x = input(0, group->rank());
+      const auto gradient = [&] {
+        fsdp.module().zero_grad();
+        sum(fsdp(x)).backward();
+        return fsdp.module().a->fc->weight.grad();
+      };
+      const auto expected = gradient().template to_vector<float>();
+      fsdp.module().a->bad = true;
+      EXPECT_THROW(fsdp.module().a(x), std::range_error) << "the unit alone";
+      EXPECT_EQ(fsdp.module().a->fc->weight.rank(), 1);
+      EXPECT_FALSE(gradient().defined()) << "the root goes on without it";
+      EXPECT_TRUE(fsdp.module().b->weight.grad().defined());
+      fsdp.module().a->bad = false;
+      EXPECT_EQ(gradient().template to_vector<float>(), expected);
+    });
+  }
+}
+
 TEST(FsdpUse, Row12ReshardingByHandGathersAllUnitsAgain) {
   comm::LocalWorld(2).run([](const Group& group) {
     FSDP fsdp(small_model(), group,

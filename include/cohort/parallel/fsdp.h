@@ -54,7 +54,6 @@ class FSDPEngine {
 
   // InvalidArgument after restore().
   void before_forward() const { runtime_.require(); }
-  void forward_threw() noexcept;
   void restore();
   void unshard();
   void reshard();
@@ -130,24 +129,14 @@ class FSDP {
   template <typename... Args>
   auto operator()(Args&&... args) {
     engine_->before_forward();
-    try {
-      return (*module_)(std::forward<Args>(args)...);
-    } catch (...) {
-      engine_->forward_threw();
-      throw;
-    }
+    return (*module_)(std::forward<Args>(args)...);
   }
   // Another method of the module as if it were forward: fsdp.invoke(&Net::encode, x). Called
   // directly it would find rows.
   template <typename Method, typename... Args>
   auto invoke(Method method, Args&&... args) {
     engine_->before_forward();
-    try {
-      return module_->invoke(method, std::forward<Args>(args)...);
-    } catch (...) {
-      engine_->forward_threw();
-      throw;
-    }
+    return module_->invoke(method, std::forward<Args>(args)...);
   }
 
   M& module() { return *module_; }
