@@ -292,6 +292,29 @@ TEST(FsdpUse, Row40AccumulationWithAndWithoutCommunicationGivesTheSameSums) {
   }
 }
 
+// A forward without a backward leaves its slots behind, so that nothing blocks the host between the
+// optimizer's queued work and the gathers of the next one.
+TEST(FsdpInterleavings, GathersWaitForWhatTheOptimizerWrites) {
+  const auto last_loss = [](std::uint64_t seed) {
+    double loss = 0;
+    comm::LocalWorld(2, {.runtime = {.schedule_seed = seed}}).run([&](const Group& group) {
+      FSDP fsdp(small_model(), group, {.auto_wrap_policy = linears(), .zero_copy = false});
+      optim::SGD sgd(fsdp.parameters(), {.lr = 0.5});
+      const auto forward = [&] { return loss_of(fsdp(inputs_of(0, group->rank(), 0))); };
+      forward().backward();
+      const Tensor unused = forward();
+      for (int i = 0; i < 3; ++i) sgd.step();
+      const double value = forward().item();
+      if (group->rank() == 0) loss = value;
+    });
+    return loss;
+  };
+  const double expected = last_loss(0);
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) {
+    EXPECT_EQ(last_loss(seed), expected) << "schedule " << seed;
+  }
+}
+
 TEST(FsdpUse, Row47UnitsMayBeGatheredAheadOfForward) {
   expect_equal_to_ddp(
       2, linears(), [] { return small_model(); },
