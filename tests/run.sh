@@ -10,7 +10,7 @@ preset=${COHORT_PRESET:-release}
 say_failures() {
   awk '/^[0-9]+\/[0-9]+ Testing: / { block = "" }
        { block = block $0 "\n" }
-       /^Test (Failed|time)/ && /Failed/ { printf "%s\n", block }' \
+       /^Test Failed/ { printf "%s\n", block }' \
     "build/$preset/Testing/Temporary/LastTest.log" | tail -n 300
 }
 failed() {
