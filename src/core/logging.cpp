@@ -28,11 +28,12 @@ spdlog::level::level_enum to_spdlog(Level level) {
   return spdlog::level::info;
 }
 
-// The one process-wide logger: immutable after its thread-safe construction.
+// The one process-wide logger: immutable after its thread-safe construction, and never destroyed,
+// because threads of a rank that fails may still report while the process exits.
 spdlog::logger& logger() {
-  static const std::shared_ptr<spdlog::logger> instance = [] {
-    auto made = std::make_shared<spdlog::logger>("cohort",
-                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
+  static spdlog::logger* const instance = [] {
+    auto* const made =
+        new spdlog::logger("cohort", std::make_shared<spdlog::sinks::stderr_sink_mt>());
     const char* rank = std::getenv("RANK");
     made->set_pattern(rank ? std::string("[%H:%M:%S.%e] [cohort] [rank ") + rank + "] [%l] %v"
                            : "[%H:%M:%S.%e] [cohort] [%l] %v");

@@ -169,15 +169,18 @@ std::int64_t FlatParameter::reduced_bytes() const {
   return layout_.total() * static_cast<std::int64_t>(item_size(config_.reduce));
 }
 
-bool FlatParameter::update_trained() {
-  bool changed = false;
+bool FlatParameter::trainability_changed() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const bool trains = parameters_[i].tensor.requires_grad();
-    changed = changed || trains != trains_[i];
-    trains_[i] = trains;
+    if (parameters_[i].tensor.requires_grad() != trains_[i]) return true;
+  }
+  return false;
+}
+
+void FlatParameter::update_trained() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    trains_[i] = parameters_[i].tensor.requires_grad();
   }
   trained_ = std::find(trains_.begin(), trains_.end(), true) != trains_.end();
-  return changed;
 }
 
 void FlatParameter::check_rows() const {
@@ -191,6 +194,8 @@ void FlatParameter::check_rows() const {
 
 void FlatParameter::refresh() {
   if (!resident_ || config_.compute == shard_.dtype() || aside_) return;
+  // Unchanged values are not written again: an earlier forward's backward may still need them.
+  if (std::exchange(refreshed_, version()) == version()) return;
   const NoGrad no_grad;
   Tensor own = full_.as_strided({layout_.shard()}, {1}, layout_.shard() * group_->rank());
   own.copy_(shard_);

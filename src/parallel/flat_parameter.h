@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -74,10 +75,14 @@ class FlatParameter {
   std::int64_t full_bytes() const;
   std::int64_t reduced_bytes() const;
 
-  // At rest: takes note of parameters that were frozen or unfrozen. True when there are any.
-  bool update_trained();
+  // At rest: whether parameters were frozen or unfrozen since it took note of that.
+  bool trainability_changed() const;
+  void update_trained();
   // At rest: AutogradError with a name when a parameter is not the row that it was left as.
   void check_rows() const;
+
+  // Counts the writes to the shard.
+  std::uint32_t version() const { return shard_.storage().version(); }
 
   // True where the gathered buffer is always there: nothing is moved to gather it.
   bool resident() const { return resident_; }
@@ -145,6 +150,7 @@ class FlatParameter {
   Tensor gradient_;                // flat, between begin_backward() and end_backward()
   std::vector<Tensor> kept_;       // gradients of the rows from before this backward
   std::unique_ptr<Aside> aside_;
+  std::optional<std::uint32_t> refreshed_;  // the shard's version in a shared buffer
 };
 
 }  // namespace cohort::parallel

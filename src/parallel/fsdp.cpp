@@ -232,8 +232,8 @@ void FSDPEngine::set_reshard_after_forward(bool on, const std::string& unit, boo
   runtime_->set_reshard_after_forward(on, unit, recurse);
 }
 
-void FSDPEngine::set_sync(bool on) {
-  runtime_->set_sync(on);
+void FSDPEngine::set_sync(bool on) noexcept {
+  if (runtime_.live) runtime_.live->set_sync(on);
 }
 
 bool FSDPEngine::sync() const {

@@ -22,8 +22,18 @@ void FSDPRuntime::arm() {
                  [self](const std::exception_ptr& error) { self->fail(error); });
 }
 
+// Grows with each write to the unit's shards.
+std::uint64_t FSDPRuntime::version_of(const FSDPUnit& unit) {
+  std::uint64_t version = 0;
+  for (const FSDPUnit::Flat& flat : unit.flats) version += flat.parameter->version();
+  return version;
+}
+
 void FSDPRuntime::enter_backward(FSDPUnit& unit, const FSDPCall& call) {
   check(!summoned_, "[FSDP] backward of unit '", unit.label(), "' inside summon_full_params");
+  check<AutogradError>(call.version == version_of(unit), "[FSDP] the parameters of unit '",
+                       unit.label(), "' were written between its forward and its backward (rank ",
+                       group_->rank(), "); step the optimizer after backward");
   arm();
   if (!unit.in_backward) begin_unit_backward(unit);
   ++unit.open_calls;
@@ -44,7 +54,7 @@ void FSDPRuntime::begin_unit_backward(FSDPUnit& unit) {
   unit.missing = 0;
   if (!accumulating_) return;
   if (unit.gradient_bytes > 0 && !unit.gradient.memory.defined()) {
-    unit.gradient = take_for_gradients(*unit.groups->gradient, unit);
+    unit.gradient = take_for_gradients(*unit.groups->gradient, unit, unit.gradient_bytes);
     // Whoever had it may still be reducing it.
     Context::current().stream(Device::cpu()).wait(unit.gradient.last_use);
   }
@@ -109,10 +119,10 @@ void FSDPRuntime::finish_backward() {
   trim_full_slots();
   if (accumulating_ && sync_) finish_reductions();
   backward_ = 0;
-  if (!accumulating_) return;
-  trim_gradient_slots();
-  if (!sync_) fence();
-  end_record();
+  if (accumulating_) trim_gradient_slots();
+  // Otherwise the exchange of what was used is the fence behind which shards may be written.
+  if (!accumulating_ || !sync_) fence();
+  if (accumulating_ && sync_) end_record();
 }
 
 void FSDPRuntime::fail(const std::exception_ptr& error) {

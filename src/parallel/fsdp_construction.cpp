@@ -14,7 +14,10 @@ namespace cohort::parallel {
 
 void FSDPRuntime::form_units(MetaInitializer& initializer) {
   std::vector<UnitPlan> plans = cut_into_units(module_, options_);
-  if (options_.auto_wrap_policy.decide && plans.size() == 1 && group_->rank() == 0) {
+  const bool taken = std::any_of(plans.begin(), plans.end(), [&](const UnitPlan& plan) {
+    return plan.module != &module_ && !plan.full_precision;
+  });
+  if (options_.auto_wrap_policy.decide && !taken && group_->rank() == 0) {
     logging::warn(str("[FSDP] the policy ", options_.auto_wrap_policy.text,
                       " takes no module; the whole model is one unit"));
   }

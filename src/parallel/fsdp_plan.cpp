@@ -97,14 +97,14 @@ class AssumedStep {
     };
     std::map<const FSDPGroups*, Pieces> all;
     for (const FSDPUnit* unit : order) {
-      if (unit->root || unit->full_bytes == 0) continue;
+      if (unit->keeps_after_forward() || unit->full_bytes == 0) continue;
       Pieces& pieces = all[unit->groups];
       if (!pieces.free.empty() && pieces.count >= FSDPRuntime::kFullSlots) {
         pieces.free.pop_front();
       } else {
         ++pieces.count;
       }
-      if (!unit->keeps_after_forward()) pieces.free.push_back(unit);
+      pieces.free.push_back(unit);
     }
     std::set<const FSDPUnit*> there;
     for (const auto& [groups, pieces] : all) {
@@ -151,20 +151,18 @@ class AssumedStep {
 // Upper bounds of gathered parameters and whole gradients.
 void add_bounds(FSDPPlan& plan, const FSDPRuntime& runtime) {
   for (const auto& [ranks, groups] : runtime.groups()) {
-    std::int64_t slots = 0;
+    std::int64_t kept = 0;
     bool turns = false;
     for (const FSDPUnit& unit : runtime.units()) {
       if (unit.groups != &groups || unit.full_bytes == 0) continue;
-      if (unit.root) {
-        plan.rise[static_cast<std::size_t>(MemoryCategory::parameters)] += unit.full_bytes;
-      } else if (unit.keeps_after_forward()) {
-        ++slots;
+      if (unit.keeps_after_forward()) {
+        kept += unit.full_bytes;
       } else {
         turns = true;  // units that drop their parameters take turns in two slots
       }
     }
     plan.rise[static_cast<std::size_t>(MemoryCategory::parameters)] +=
-        (slots + (turns ? FSDPRuntime::kFullSlots : 0)) * groups.full->bytes();
+        kept + (turns ? FSDPRuntime::kFullSlots * groups.full->bytes() : 0);
     // The root's and that of the unit that computes; beside them one that is being reduced, or two
     // in the reduction's dtype.
     plan.rise[static_cast<std::size_t>(MemoryCategory::gradients)] +=

@@ -68,15 +68,18 @@ void FSDPRuntime::follow_module() {
   for (FSDPUnit& unit : units_) {
     for (FSDPUnit::Flat& flat : unit.flats) {
       if (!flat.parameter->exchanged()) flat.parameter->check_rows();
-      changed |= flat.parameter->update_trained();
+      changed = changed || flat.parameter->trainability_changed();
     }
   }
   if (!changed) return;
-  for (FSDPUnit& unit : units_) {
+  for (const FSDPUnit& unit : units_) {
     check<AutogradError>(!unit.accumulated && backward_ == 0,
                          "[FSDP] parameters were frozen or unfrozen while unit '", unit.label(),
                          "' keeps gradients of backwards without sync (rank ", group_->rank(),
                          "); do it after a backward outside no_sync()");
+  }
+  for (FSDPUnit& unit : units_) {
+    for (FSDPUnit::Flat& flat : unit.flats) flat.parameter->update_trained();
     lay_out_gradients(unit);
     for (FSDPUnit::Flat& flat : unit.flats) watch_gradients(unit, flat);
   }

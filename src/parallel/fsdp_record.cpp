@@ -98,11 +98,14 @@ void FSDPRuntime::end_record() {
 
 FSDPRuntime::StepRecord FSDPRuntime::rehearse(const std::function<void()>& step,
                                               std::vector<FSDPPlan::Collective>& collectives) {
-  const bool accumulating = std::any_of(units_.begin(), units_.end(), [](const FSDPUnit& unit) {
-    return unit.accumulated || unit.gradient.memory.defined();
-  });
-  check(depth_ == 0 && backward_ == 0 && !accumulating && !rehearsing(),
-        "[FSDP] plan() must be called between steps, outside of an accumulation");
+  require_rest("plan");
+  for (const FSDPUnit& unit : units_) {
+    check(!unit.accumulated, "[plan] unit '", unit.label(),
+          "' keeps gradients of backwards without sync; plan outside of an accumulation");
+    check(unit.state == FSDPUnit::State::sharded, "[plan] the parameters of unit '", unit.label(),
+          "' are gathered, by unshard() or a forward without a backward; call reshard() on all "
+          "ranks before");
+  }
   Context& context = Context::current();
   RecordedCollectives recorded;
   const auto order = std::pair(last_order_, std::exchange(step_record_, StepRecord{}));

@@ -123,7 +123,7 @@ void FSDPRuntime::end_gradients(FSDPUnit& unit) {
 // backwards without sync.
 void FSDPRuntime::convert(FSDPUnit& unit, FSDPUnit::Flat& flat, const Tensor& whole) {
   if (!unit.converted.memory.defined()) {
-    unit.converted = take_for_gradients(*unit.groups->converted, unit);
+    unit.converted = take_for_gradients(*unit.groups->converted, unit, unit.converted_bytes);
     Context::current().stream(Device::cpu()).wait(unit.converted.last_use);
   }
   Tensor target = reduced_row(unit, flat);
@@ -152,7 +152,10 @@ void FSDPRuntime::reduce(FSDPUnit& unit) {
     if (!flat.parameter->trained()) continue;
     Reduction reduction = start_reduction(unit, flat, reduced_row(unit, flat));
     Event& last_reader = flat.parameter->converts_gradient() ? converted : computed;
-    if (!reduction.works.empty()) last_reader = reduction.works.back().event();
+    // A later collective ends after an earlier one: they have one queue.
+    if (!reduction.works.empty() && reduction.works.back().event().impl()) {
+      last_reader = reduction.works.back().event();
+    }
     if (offloading_ && !reduction.hooked.valid()) {
       offload(reduction, reduction.works.empty() ? Context::current().stream(Device::cpu()).record()
                                                  : reduction.works.back().event());
@@ -183,10 +186,12 @@ void FSDPRuntime::offload(Reduction& reduction, const Event& ready) {
   if (rehearsing()) reduction.on_device = row;
 }
 
-// A slot of its gradients, or of those in the reduction's dtype.
-Slots::Slot FSDPRuntime::take_for_gradients(Slots& slots, const FSDPUnit& unit) {
+// A slot of its gradients, or of those in the reduction's dtype: without sync a piece that it
+// keeps.
+Slots::Slot FSDPRuntime::take_for_gradients(Slots& slots, const FSDPUnit& unit,
+                                            std::int64_t bytes) {
   try {
-    return slots.take();
+    return sync_ ? slots.take() : slots.take_own(bytes);
   } catch (const AgreedOutOfMemory& error) {
     throw AgreedOutOfMemory(str("[FSDP] no room for the gradients of unit '", unit.label(),
                                 "'; all ranks have given this step up: ", error.what()));
@@ -207,6 +212,7 @@ FSDPRuntime::Reduction FSDPRuntime::start_reduction(const FSDPUnit& unit, FSDPUn
                       .row = {},
                       .works = {},
                       .hooked = {},
+                      .source = &whole.storage(),
                       .used = flat.used,
                       .offloaded = {},
                       .on_device = {}};
@@ -279,6 +285,9 @@ Tensor FSDPRuntime::result_of(const Reduction& reduction) const {
         " elements of ", row.dtype(), " for unit '", reduction.flat->parameter->config().name,
         "' (rank ", group_->rank(), "), and returned ",
         result.defined() ? str(result.numel(), " of ", result.dtype()) : "nothing");
+  check(&result.storage() != reduction.source, "[FSDP] the communication hook '", hook_name_,
+        "' returned memory of `whole` for unit '", reduction.flat->parameter->config().name,
+        "' (rank ", group_->rank(), "), which is another unit's by now; write the result to `row`");
   if (result.is_same(row)) return row;
   Tensor(row).copy_(result.reshape({-1}));  // memory of the hook's own choice stays the hook's
   return row;

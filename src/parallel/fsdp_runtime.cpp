@@ -270,6 +270,7 @@ void FSDPRuntime::before_forward(FSDPUnit& unit, std::span<Tensor> inputs) {
   start_gather(unit);
   finish_gather(unit);
   if (options_.forward_prefetch) prefetch_forward(unit);
+  calls_.back().version = version_of(unit);
   calls_.back().begin = Context::current().next_node;
   calls_.back().outputs = outputs;
 }
@@ -328,8 +329,8 @@ bool FSDPRuntime::may_start(const FSDPUnit& unit) const {
 
 void FSDPRuntime::take_slot(FSDPUnit& unit) {
   try {
-    if (unit.root) {
-      unit.slot = {gather_memory(*unit.groups, unit.full_bytes), {}, nullptr};
+    if (unit.keeps_after_forward()) {  // it takes no turns
+      unit.slot = unit.groups->full->take_own(unit.full_bytes);
     } else {
       unit.slot = unit.groups->full->take(&unit);
     }
@@ -389,12 +390,8 @@ void FSDPRuntime::reshard(FSDPUnit& unit) {
   unit.state = FSDPUnit::State::sharded;
   if (unit.full_bytes == 0) return;
   unit.slot.last_use = Context::current().stream(Device::cpu()).record();
-  if (unit.root) {
-    unit.slot.memory.storage().record_stream(Context::current().stream(Device::cpu()));
-    unit.slot = {};
-  } else {
-    unit.groups->full->give_back(std::exchange(unit.slot, {}));
-  }
+  unit.slot.memory.storage().record_stream(Context::current().stream(Device::cpu()));
+  unit.groups->full->give_back(std::exchange(unit.slot, {}));
 }
 
 void FSDPRuntime::reset() noexcept {
@@ -416,7 +413,12 @@ void FSDPRuntime::unshard() {
   check(depth_ == 0 && backward_ == 0, "[unshard] must not be called inside forward or backward");
   check(!summoned_, "[unshard] must not be called inside summon_full_params");
   prepare_shards();
-  for (FSDPUnit& unit : units_) start_gather(unit);
+  try {
+    for (FSDPUnit& unit : units_) start_gather(unit);
+  } catch (...) {
+    reset();
+    throw;
+  }
 }
 
 void FSDPRuntime::reshard_all() {

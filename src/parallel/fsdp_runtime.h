@@ -121,8 +121,9 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
     FSDPUnit::Flat* flat;
     Tensor row;  // this rank's part
     std::vector<comm::Work> works;
-    BucketWork hooked;       // by a communication hook
-    std::vector<bool> used;  // on this rank
+    BucketWork hooked;                // by a communication hook
+    const Storage* source = nullptr;  // of the whole gradient, to be compared alone
+    std::vector<bool> used;           // on this rank
     // When `row` is in host memory, and the device's is not read any more.
     Event offloaded = {};
     Tensor on_device = {};  // of a rehearsal, until its end
@@ -173,6 +174,7 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   void reshard(FSDPUnit& unit);
 
   // Backward.
+  static std::uint64_t version_of(const FSDPUnit& unit);
   void enter_backward(FSDPUnit& unit, const FSDPCall& call);
   void arm();
   void begin_unit_backward(FSDPUnit& unit);
@@ -186,7 +188,7 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   void drop_reductions() noexcept;
 
   // Reduction.
-  Slots::Slot take_for_gradients(Slots& slots, const FSDPUnit& unit);
+  Slots::Slot take_for_gradients(Slots& slots, const FSDPUnit& unit, std::int64_t bytes);
   void offload(Reduction& reduction, const Event& ready);
   void end_gradients(FSDPUnit& unit);
   void convert(FSDPUnit& unit, FSDPUnit::Flat& flat, const Tensor& whole);

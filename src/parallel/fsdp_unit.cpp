@@ -70,8 +70,10 @@ bool keeps_full_precision(const FSDPOptions& options, const nn::Module& module,
                           const std::string& name) {
   const FSDPMixedPrecision& precision = options.mixed_precision;
   if (!precision.param_dtype && !precision.reduce_dtype && !precision.buffer_dtype) return false;
-  return precision.keep_full_precision.decide && !is_ignored(options, name) &&
-         precision.keep_full_precision.decide(module, name, 0);
+  if (!precision.keep_full_precision.decide || is_ignored(options, name)) return false;
+  std::int64_t elements = 0;
+  for (const Tensor& parameter : module.parameters()) elements += parameter.numel();
+  return precision.keep_full_precision.decide(module, name, elements);
 }
 
 FSDPUnitOptions options_of_unit(const FSDPOptions& options, const nn::Module& module,

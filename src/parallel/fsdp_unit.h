@@ -83,6 +83,7 @@ constexpr bool reshards_after_forward(ShardingStrategy strategy) {
 // One call of a unit's forward: the numbers of the operations that it recorded.
 struct FSDPCall {
   const FSDPUnit* unit = nullptr;
+  std::uint64_t version = 0;  // of the unit's shards
   std::uint64_t begin = 0;
   std::uint64_t end = 0;
   std::optional<DType> outputs = {};  // dtype that its floating outputs are converted to

@@ -44,6 +44,7 @@ void Slots::forget() {
 }
 
 void Slots::give_back(Slot slot) {
+  if (slot.own) return;
   free_.push_back(std::move(slot));
 }
 

@@ -18,6 +18,7 @@ class Slots {
     Tensor memory;  // bytes
     Event last_use;
     const void* tenant = nullptr;  // who has filled it
+    bool own = false;              // of take_own()
   };
 
   // `make(bytes)` allocates a piece, or throws OutOfMemory on all ranks. A piece is used again when
@@ -31,6 +32,8 @@ class Slots {
   // Another one otherwise, with the tenant null. OutOfMemory, and no change, when no piece is free
   // and none can be made.
   Slot take(const void* tenant = nullptr);
+  // A piece of a size of its own, for who keeps it for long; it goes when it is given back.
+  Slot take_own(std::int64_t bytes) const { return {make_(bytes), {}, nullptr, true}; }
   void give_back(Slot slot);
   // What free pieces hold is out of date.
   void forget();

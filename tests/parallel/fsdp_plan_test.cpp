@@ -70,8 +70,8 @@ std::vector<Setting> settings(int world) {
        {.auto_wrap_policy = linears(),
         .zero_copy = false,
         .unit_options = [](const nn::Module&, const std::string& name, FSDPUnitOptions options) {
-          if (name == "2") options.sharding_strategy = ShardingStrategy::no_shard;
-          if (name == "4") options.sharding_strategy = ShardingStrategy::shard_grad_op;
+          if (name == "3") options.sharding_strategy = ShardingStrategy::no_shard;
+          if (name == "5") options.sharding_strategy = ShardingStrategy::shard_grad_op;
           return options;
         }}});
   return all;
@@ -268,6 +268,25 @@ TEST(FsdpPlan, CheckNeedsAPlanAndAStep) {
       loss_of(fsdp(inputs_of(0, 0, 0))).backward();
       EXPECT_THROW(fsdp.plan(inputs_of(0, 0, 0)), InvalidArgument) << "accumulating";
     }
+  });
+}
+
+TEST(FsdpPlan, IsRefusedWhileParametersAreGathered) {
+  comm::LocalWorld(2).run([](const Group& group) {
+    FSDP fsdp(small_model(), group, {.auto_wrap_policy = linears(), .zero_copy = false});
+    const Tensor x = inputs_of(0, group->rank(), 0);
+    fsdp.unshard();
+    EXPECT_THAT(message_of<InvalidArgument>([&] { fsdp.plan(x); }), HasSubstr("reshard()"));
+    fsdp.reshard();
+    fsdp.plan(x);
+    {
+      const auto guard = fsdp.no_sync();
+      loss_of(fsdp(x)).backward();
+    }
+    EXPECT_THROW(fsdp.check_plan(), InvalidArgument) << "that was no step with a reduction";
+    const Tensor y = fsdp(x);
+    backward({y}, {Tensor::ones(y.shape())});
+    EXPECT_NO_THROW(fsdp.check_plan());
   });
 }
 

@@ -202,6 +202,84 @@ TEST(FsdpUse, Row48AnExceptionThatForwardCatchesOrOfAUnitAloneLeavesNothingOpen)
   }
 }
 
+TEST(FsdpUse, ASharedBufferOfConvertedValuesServesSeveralForwards) {
+  for (const bool evaluates : {false, true}) {
+    comm::LocalWorld(2).run([&](const Group& group) {
+      const FSDPOptions options{.auto_wrap_policy = linears(),
+                                .mixed_precision = {.param_dtype = bf16, .reduce_dtype = f32}};
+      FSDPOptions copying = options;
+      copying.zero_copy = false;
+      std::vector<State> states;
+      for (const FSDPOptions& kind : {options, copying}) {
+        FSDP fsdp(small_model(), group, kind);
+        optim::SGD sgd(fsdp.parameters(), {.lr = 0.1});
+        for (int step = 0; step < 3; ++step) {
+          sgd.zero_grad();
+          const Tensor first = sum(fsdp(inputs_of(step, group->rank(), 0)).to(f32));
+          Tensor second;
+          if (evaluates) {
+            const NoGrad no_grad;
+            second = fsdp(inputs_of(step, group->rank(), 1));
+            first.backward();
+          } else {
+            second = sum(fsdp(inputs_of(step, group->rank(), 1)).to(f32));
+            (first + second).backward();
+          }
+          sgd.step();
+        }
+        states.push_back(values_of(fsdp.full_state()));
+      }
+      EXPECT_EQ(states[0], states[1]);
+    });
+  }
+}
+
+TEST(FsdpUse, ParametersWrittenBetweenForwardAndBackwardAreAnError) {
+  for (const FSDPOptions& options : kinds(linears())) {
+    comm::LocalWorld(1).run([&](const Group& group) {
+      FSDPOptions alone = options;
+      alone.mixed_precision.param_dtype = f64;  // or a world of one would keep them whole
+      FSDP fsdp(small_model(), group, alone);
+      optim::SGD sgd(fsdp.parameters(), {.lr = 0.1});
+      const auto loss = [&] { return loss_of(fsdp(inputs_of(0, 0, 0)).to(f32)); };
+      loss().backward();
+      const Tensor old = loss();
+      fsdp.reshard();
+      sgd.step();
+      EXPECT_THAT(message_of<AutogradError>([&] { old.backward(); }),
+                  testing::HasSubstr("between its forward and its backward"));
+    });
+  }
+}
+
+TEST(FsdpUse, KeptParametersAndGradientsTakeMemoryOfTheirOwnSize) {
+  comm::LocalWorld(2).run([](const Group& group) {
+    // A large unit among small ones: 12 x 4000, 4000 x 8, 8 x 8, ...
+    FSDP fsdp(models::make_mlp("12-4000-8-8-8-8-5"), group,
+              {.sharding_strategy = ShardingStrategy::shard_grad_op,
+               .auto_wrap_policy = linears(),
+               .zero_copy = false});
+    const FSDPPlan& plan = fsdp.plan(inputs_of(0, 0, 0));
+    std::int64_t elements = 0;
+    for (const FSDPPlan::Unit& unit : plan.units) {
+      for (const FSDPPlan::Flat& flat : unit.flats) elements += flat.elements;
+    }
+    EXPECT_EQ(plan.rise[static_cast<std::size_t>(MemoryCategory::parameters)], 4 * elements);
+    const auto guard = fsdp.no_sync();
+    loss_of(fsdp(inputs_of(0, group->rank(), 0))).backward();
+    EXPECT_EQ(memory_stats().live[static_cast<std::size_t>(MemoryCategory::gradients)],
+              4 * elements);
+  });
+}
+
+TEST(FsdpUse, AGuardOfNoSyncMayOutliveTheUnits) {
+  comm::LocalWorld(2).run([](const Group& group) {
+    FSDP fsdp(small_model(), group);
+    const auto guard = fsdp.no_sync();
+    fsdp.restore();
+  });
+}
+
 TEST(FsdpUse, Row12ReshardingByHandGathersAllUnitsAgain) {
   comm::LocalWorld(2).run([](const Group& group) {
     FSDP fsdp(small_model(), group,
@@ -235,10 +313,10 @@ TEST(FsdpUse, Row13ReshardingAfterForwardIsSetForOneUnitOrAllInsideIt) {
     };
     EXPECT_EQ(in_backward(), 3) << "of five units two are still there";
     fsdp.set_reshard_after_forward(false, "9", /*recurse=*/false);
-    EXPECT_EQ(in_backward(), 3) << "it was";
+    EXPECT_EQ(in_backward(), 2) << "it keeps its own, and two of the others are still there";
     fsdp.set_reshard_after_forward(false, "1");
-    EXPECT_EQ(in_backward(), 3) << "it keeps one of the two slots";
-    EXPECT_EQ(fsdp.plan().count(Operation::all_gather), 5 + 3);
+    EXPECT_EQ(in_backward(), 1);
+    EXPECT_EQ(fsdp.plan().count(Operation::all_gather), 5 + 1);
     fsdp.set_reshard_after_forward(false);
     EXPECT_EQ(in_backward(), 0);
     fsdp.set_reshard_after_forward(true);

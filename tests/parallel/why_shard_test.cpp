@@ -31,7 +31,9 @@ class Training : public ChildProcess {
 };
 
 TEST(WhyShard, ReplicasThatDoNotFitSayWhatHoldsTheMemoryAndShardsTrain) {
-  if (!std::filesystem::exists(kData)) GTEST_SKIP() << "there is no " << kData;
+  for (const char* needed : {kData, COHORT_TEST_BIN "/train_fashion_mnist"}) {
+    if (!std::filesystem::exists(needed)) GTEST_SKIP() << "there is no " << needed;
+  }
   Training replicas("ddp");
   EXPECT_EQ(replicas.code(), comm::kExitOutOfMemory) << replicas.err();
   for (const char* text : {"do not fit into the limit of 120000000 bytes", "parameters: 2",

@@ -58,7 +58,7 @@ class FSDPEngine {
   void unshard();
   void reshard();
   void set_reshard_after_forward(bool on, const std::string& unit, bool recurse);
-  void set_sync(bool on);
+  void set_sync(bool on) noexcept;
   bool sync() const;
   double clip_grad_norm(double max_norm, double norm_type, bool error_if_nonfinite);
   void set_gradient_divide_factor(double factor);
@@ -161,7 +161,8 @@ class FSDP {
   }
 
   // Gradient accumulation without communication of gradients: backwards made while the guard lives
-  // keep whole gradients on each rank; the next one outside reduces the sum.
+  // keep whole gradients on each rank; the next one outside reduces the sum. The guard must not
+  // outlive the FSDP.
   class NoSync {
    public:
     explicit NoSync(parallel::FSDPEngine& engine) : engine_(&engine), previous_(engine.sync()) {
