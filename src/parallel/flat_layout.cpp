@@ -17,7 +17,8 @@ FlatLayout::FlatLayout(std::span<const std::int64_t> numels, std::int64_t unit, 
     offsets_.push_back(total_);
     total_ += round_up(numel, unit);
   }
-  total_ = round_up(total_, unit * ranks);
+  // Never empty, so that its gradients and collectives are none of a special kind.
+  total_ = round_up(std::max(total_, std::int64_t{1}), unit * ranks);
   shard_ = total_ / ranks;
 }
 

@@ -10,7 +10,7 @@ namespace cohort::parallel {
 // Where the parameters of a flat buffer lie, and which part of each one a rank owns. In elements.
 //
 // Parameters follow each other, each beginning on a multiple of `unit` elements; the whole is
-// padded to a multiple of unit x ranks and cut into equal ranges, one per rank.
+// padded to a multiple of unit x ranks, at least one, and cut into equal ranges, one per rank.
 class FlatLayout {
  public:
   // A half-open range.

@@ -215,6 +215,7 @@ Tensor FlatParameter::gathered_row(const Tensor& memory, std::int64_t byte_offse
 void FlatParameter::adopt_gathered(const Tensor& memory, std::int64_t byte_offset) {
   const Tensor row = gathered_row(memory, byte_offset);
   full_.storage().borrow_memory(IntrusivePtr<Storage>(&row.storage()), 0);
+  gathered_ = true;
 }
 
 comm::Work FlatParameter::gather(FSDPCollectives& collectives, const Tensor& memory,
@@ -231,11 +232,12 @@ comm::Work FlatParameter::gather(FSDPCollectives& collectives, const Tensor& mem
     work = collectives.all_gather(*group_, target, own, options);
   }
   full_.storage().borrow_memory(IntrusivePtr<Storage>(&target.storage()), 0);
+  gathered_ = true;
   return work;
 }
 
 void FlatParameter::drop_gathered() {
-  if (!resident_) full_.storage().release_memory();
+  if (std::exchange(gathered_, false)) full_.storage().release_memory();
 }
 
 void FlatParameter::exchange() {

@@ -143,6 +143,7 @@ class FlatParameter {
   bool trained_ = false;
   std::vector<bool> trains_;
   bool resident_ = false;
+  bool gathered_ = false;  // full_ has borrowed memory
   bool exchanged_ = false;
   Tensor shard_;                   // this rank's part, in the parameters' own dtype
   Tensor full_;                    // [total], in config_.compute; without memory while not gathered

@@ -228,6 +228,10 @@ void FSDPEngine::reshard() {
   runtime_->reshard_all();
 }
 
+void FSDPEngine::discard_accumulation() {
+  runtime_->discard_accumulation();
+}
+
 void FSDPEngine::set_reshard_after_forward(bool on, const std::string& unit, bool recurse) {
   runtime_->set_reshard_after_forward(on, unit, recurse);
 }

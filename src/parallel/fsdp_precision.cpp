@@ -71,19 +71,21 @@ void FSDPRuntime::follow_module() {
       changed = changed || flat.parameter->trainability_changed();
     }
   }
-  if (!changed) return;
   for (const FSDPUnit& unit : units_) {
+    if (!changed) break;
     check<AutogradError>(!unit.accumulated && backward_ == 0,
                          "[FSDP] parameters were frozen or unfrozen while unit '", unit.label(),
                          "' keeps gradients of backwards without sync (rank ", group_->rank(),
                          "); do it after a backward outside no_sync()");
   }
   for (FSDPUnit& unit : units_) {
-    for (FSDPUnit::Flat& flat : unit.flats) flat.parameter->update_trained();
-    lay_out_gradients(unit);
-    for (FSDPUnit::Flat& flat : unit.flats) watch_gradients(unit, flat);
+    for (FSDPUnit::Flat& flat : unit.flats) {
+      if (changed) flat.parameter->update_trained();
+      watch_gradients(unit, flat);  // also where one was frozen and unfrozen again
+    }
+    if (changed) lay_out_gradients(unit);
   }
-  make_gradient_slots();
+  if (changed) make_gradient_slots();
 }
 
 }  // namespace cohort::parallel

@@ -97,6 +97,17 @@ void FSDPRuntime::check_idle(const char* what) const {
         " cannot be changed inside forward or backward");
 }
 
+void FSDPRuntime::discard_accumulation() {
+  require_rest("discard_accumulation");
+  for (FSDPUnit& unit : units_) {
+    unit.accumulated = false;
+    for (FSDPUnit::Flat& flat : unit.flats) std::fill(flat.used.begin(), flat.used.end(), false);
+    give_back(unit.groups->gradient.get(), unit.gradient, {});
+    give_back(unit.groups->converted.get(), unit.converted, {});
+  }
+  trim_gradient_slots();
+}
+
 // After the last gradient of a unit: they are reduced, or kept for a later backward.
 void FSDPRuntime::end_gradients(FSDPUnit& unit) {
   const NoGrad no_grad;

@@ -382,13 +382,23 @@ void FSDPRuntime::finish_gather(FSDPUnit& unit) {
 
 void FSDPRuntime::reshard(FSDPUnit& unit) {
   if (unit.state == FSDPUnit::State::sharded) return;
-  if (unit.state == FSDPUnit::State::gathering) finish_gather(unit);
+  // A gather that fails leaves the parameters as rows all the same.
+  std::exception_ptr error;
+  try {
+    for (const comm::Work& work : std::exchange(unit.gathers, {})) work.wait();
+  } catch (...) {
+    error = std::current_exception();
+  }
   for (FSDPUnit::Flat& flat : unit.flats) {
-    flat.parameter->exchange();
+    if (unit.state == FSDPUnit::State::gathered) flat.parameter->exchange();
     flat.parameter->drop_gathered();
   }
   unit.state = FSDPUnit::State::sharded;
-  if (unit.full_bytes == 0) return;
+  if (unit.full_bytes > 0) free_slot(unit);
+  if (error) std::rethrow_exception(error);
+}
+
+void FSDPRuntime::free_slot(FSDPUnit& unit) {
   unit.slot.last_use = Context::current().stream(Device::cpu()).record();
   unit.slot.memory.storage().record_stream(Context::current().stream(Device::cpu()));
   unit.groups->full->give_back(std::exchange(unit.slot, {}));

@@ -77,6 +77,7 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   // See FSDP. Shards are written after reshard_all() alone.
   void unshard();
   void reshard_all();
+  void discard_accumulation();
   void set_reshard_after_forward(bool on, const std::string& unit, bool recurse);
 
   // Whether parameters lie in memory that the ranks share.
@@ -172,6 +173,7 @@ class FSDPRuntime : public std::enable_shared_from_this<FSDPRuntime> {
   void start_gather(FSDPUnit& unit);
   void finish_gather(FSDPUnit& unit);
   void reshard(FSDPUnit& unit);
+  void free_slot(FSDPUnit& unit);
 
   // Backward.
   static std::uint64_t version_of(const FSDPUnit& unit);

@@ -139,6 +139,25 @@ TEST(FsdpHook, ContinuationsMakeTheGradientAndMayCommunicate) {
   });
 }
 
+// DDP's idiom, a reduction in place, would hand out memory that the next unit writes.
+TEST(FsdpHook, AResultInTheWholeGradientIsAnErrorOnEveryRank) {
+  std::atomic<int> raised{0};
+  EXPECT_THROW(comm::LocalWorld(2).run([&](const Group& group) {
+    FSDP fsdp(small_model(), group,
+              {.sharding_strategy = ShardingStrategy::no_shard, .auto_wrap_policy = linears()});
+    fsdp.register_comm_hook([](const FSDPGradient& g) {
+      return BucketWork::after(g.replicate_group->all_reduce(g.whole), g.whole);
+    });
+    const std::string message =
+        message_of<Error>([&] { loss_of(fsdp(inputs_of(0, group->rank(), 0))).backward(); });
+    EXPECT_NE(message.find("returned memory of `whole`"), std::string::npos) << message;
+    ++raised;
+    throw InvalidArgument("end");
+  }),
+               InvalidArgument);
+  EXPECT_EQ(raised, 2);
+}
+
 TEST(FsdpHook, RegistrationIsCheckedOnAllRanks) {
   comm::LocalWorld(2).run([](const Group& group) {
     FSDP fsdp(one_weight(), group);

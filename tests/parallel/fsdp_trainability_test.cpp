@@ -152,8 +152,39 @@ TEST(FsdpTrainability, ChangedWhileGradientsAreKeptIsAnError) {
       const auto guard = fsdp.no_sync();
       loss_of(fsdp(inputs_of(0, 0, 0))).backward();
     }
-    Tensor(fsdp.parameters()[0]).set_requires_grad(false);
-    EXPECT_THROW(fsdp(inputs_of(0, 0, 0)), AutogradError);
+    Tensor frozen = fsdp.parameters()[0];
+    frozen.set_requires_grad(false);
+    for (int i = 0; i < 2; ++i) EXPECT_THROW(fsdp(inputs_of(0, 0, 0)), AutogradError) << i;
+    // As it was: the accumulation goes on.
+    frozen.set_requires_grad(true);
+    loss_of(fsdp(inputs_of(0, 0, 1))).backward();
+    FSDP untouched(small_model(), group, {.auto_wrap_policy = linears()});
+    {
+      const auto guard = untouched.no_sync();
+      loss_of(untouched(inputs_of(0, 0, 0))).backward();
+    }
+    loss_of(untouched(inputs_of(0, 0, 1))).backward();
+    for (std::size_t i = 0; i < fsdp.parameters().size(); ++i) {
+      EXPECT_EQ(fsdp.parameters()[i].grad().to_vector<float>(),
+                untouched.parameters()[i].grad().to_vector<float>());
+    }
+  });
+}
+
+TEST(FsdpTrainability, FrozenAndUnfrozenAgainBeforeAStepTrainsOn) {
+  comm::LocalWorld(2).run([](const Group& group) {
+    std::vector<std::vector<float>> gradients;
+    for (const bool toggles : {false, true}) {
+      FSDP fsdp(small_model(), group, {.auto_wrap_policy = linears()});
+      Tensor weight = fsdp.parameters()[0];
+      if (toggles) {
+        weight.set_requires_grad(false);
+        weight.set_requires_grad(true);
+      }
+      loss_of(fsdp(inputs_of(0, group->rank(), 0))).backward();
+      gradients.push_back(weight.grad().to_vector<float>());
+    }
+    EXPECT_EQ(gradients[0], gradients[1]);
   });
 }
 

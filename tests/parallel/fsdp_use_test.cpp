@@ -272,6 +272,73 @@ TEST(FsdpUse, KeptParametersAndGradientsTakeMemoryOfTheirOwnSize) {
   });
 }
 
+TEST(FsdpUse, AnAccumulationThatIsDiscardedLeavesNoTrace) {
+  for (const auto reduce : {f32, f64}) {
+    comm::LocalWorld(2).run([&](const Group& group) {
+      const FSDPOptions options{.auto_wrap_policy = linears(),
+                                .mixed_precision = {.reduce_dtype = reduce}};
+      FSDP fsdp(small_model(), group, options);
+      const auto gradient = [&] {
+        loss_of(fsdp(inputs_of(0, group->rank(), 0))).backward();
+        return fsdp.parameters()[0].grad().to_vector<float>();
+      };
+      const auto expected = gradient();
+      fsdp.module().zero_grad();
+      const auto rest = memory_stats().live_total;
+      {
+        const auto guard = fsdp.no_sync();
+        loss_of(fsdp(inputs_of(0, group->rank(), 1))).backward();
+      }
+      fsdp.discard_accumulation();
+      EXPECT_EQ(memory_stats().live_total, rest);
+      EXPECT_EQ(gradient(), expected);
+    });
+  }
+}
+
+// Zero-sized parameters that are the only trained ones of their unit.
+TEST(FsdpUse, Row9UnitsWithoutTrainedElementsTrain) {
+  struct Empty : nn::ModuleOf<Empty> {
+    Tensor none = register_parameter("none", Tensor::zeros({0}));
+    Tensor frozen = register_parameter("frozen", Tensor::ones({3}), /*requires_grad=*/false);
+    Tensor forward(const Tensor& x) { return x * frozen + sum(none); }
+  };
+  for (const FSDPOptions& options : kinds({})) {
+    for (const int world : {1, 2, 3}) {
+      comm::LocalWorld(world).run([&](const Group& group) {
+        FSDP fsdp(std::make_shared<Empty>(), group, options);
+        optim::SGD sgd({fsdp.module().none}, {.lr = 0.1});
+        for (int step = 0; step < 2; ++step) {
+          sgd.zero_grad();
+          sum(fsdp(Tensor::ones({3}))).backward();
+          EXPECT_EQ(fsdp.module().none.grad().numel(), 0);
+          sgd.step();
+        }
+      });
+    }
+  }
+}
+
+TEST(FsdpUse, GradOfAnInputIsOverOnAllRanksBeforeShardsMayBeWritten) {
+  comm::LocalWorld(2, {.runtime = {.delay_seed = 5}}).run([&](const Group& group) {
+    FSDP fsdp(small_model(), group, {.auto_wrap_policy = linears()});
+    FSDP copying(small_model(), group, {.auto_wrap_policy = linears(), .zero_copy = false});
+    optim::SGD a(fsdp.parameters(), {.lr = 0.5});
+    optim::SGD b(copying.parameters(), {.lr = 0.5});
+    for (int step = 0; step < 10; ++step) {
+      const auto sensitivity = [&](auto& model, optim::SGD& sgd) {
+        sgd.zero_grad();
+        loss_of(model(inputs_of(step, group->rank(), 0))).backward();
+        const Tensor x = inputs_of(step, group->rank(), 1).set_requires_grad(true);
+        const Tensor dx = grad({loss_of(model(x))}, {x})[0];
+        sgd.step();
+        return dx.to_vector<float>();
+      };
+      EXPECT_EQ(sensitivity(fsdp, a), sensitivity(copying, b)) << step;
+    }
+  });
+}
+
 TEST(FsdpUse, AGuardOfNoSyncMayOutliveTheUnits) {
   comm::LocalWorld(2).run([](const Group& group) {
     FSDP fsdp(small_model(), group);

@@ -57,6 +57,7 @@ class FSDPEngine {
   void restore();
   void unshard();
   void reshard();
+  void discard_accumulation();
   void set_reshard_after_forward(bool on, const std::string& unit, bool recurse);
   void set_sync(bool on) noexcept;
   bool sync() const;
@@ -180,6 +181,10 @@ class FSDP {
     bool previous_;
   };
   [[nodiscard]] NoSync no_sync() { return NoSync(*engine_); }
+  // Forgets the whole gradients that backwards without sync have kept, which zero_grad() does not
+  // see: after a micro-batch that failed, say. All ranks do the same. InvalidArgument inside
+  // forward or backward.
+  void discard_accumulation() { engine_->discard_accumulation(); }
 
   // Collective. Scales the gradients so that their norm over all ranks' parts, as one vector, is at
   // most max_norm, and returns the norm they had: the same number on every rank, whatever the
