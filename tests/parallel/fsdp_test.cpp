@@ -356,12 +356,24 @@ TEST(FsdpPrecision, Row29And30ComputesAndReducesInTheGivenDtypes) {
   }
 }
 
-TEST(FsdpErrors, ModelsThatDifferAreNamedOnEveryRank) {
+TEST(FsdpErrors, Row66ModelsOrOptionsThatDifferAreNamedOnEveryRank) {
   std::atomic<int> raised{0};
   comm::LocalWorld(2).run([&](const Group& group) {
     auto net = std::make_shared<nn::Linear>(3, 3 + group->rank());
     const std::string message = message_of<MismatchError>([&] { FSDP(net, group); });
     EXPECT_NE(message.find("parameter weight"), std::string::npos) << message;
+    for (const bool limits : {true, false}) {
+      FSDPOptions options;
+      if (limits) {
+        options.limit_all_gathers = group->rank() == 0;
+      } else {
+        options.unit_options = [&](const nn::Module&, const std::string&, FSDPUnitOptions unit) {
+          if (group->rank() == 1) unit.sharding_strategy = ShardingStrategy::no_shard;
+          return unit;
+        };
+      }
+      EXPECT_THROW(FSDP(std::make_shared<nn::Linear>(3, 3), group, options), MismatchError);
+    }
     ++raised;
     group->barrier().synchronize();
   });

@@ -183,7 +183,7 @@ TEST(FsdpEntryPoints, Row49AMethodThatIsCalledDirectlySaysWhatToDo) {
   });
 }
 
-TEST(FsdpErrors, RanksThatTakeDifferentBranchesAreToldOnAllRanks) {
+TEST(FsdpErrors, Row65RanksThatTakeDifferentBranchesAreToldOnAllRanks) {
   struct Branch : nn::ModuleOf<Branch> {
     nn::Child<nn::Linear> left = make_module<nn::Linear>("left", 4, 4);
     nn::Child<nn::Linear> right = make_module<nn::Linear>("right", 4, 4);

@@ -148,7 +148,8 @@ class FSDP {
   void eval() { module_->eval(); }
 
   // Collective. Starts to gather all units, ahead of a forward; the optimizer must not step in
-  // between. Needs memory for all of them.
+  // between. OutOfMemory on all ranks, and nothing is gathered, when one has no room for all of
+  // them. InvalidArgument inside forward, backward or summon_full_params.
   void unshard() { engine_->unshard(); }
   // Drops gathered parameters between a forward and its backward, which gathers them again, and
   // frees their memory. All ranks do the same. InvalidArgument inside forward or backward.
@@ -156,7 +157,7 @@ class FSDP {
   // From the next forward on, the unit of that name ("" for the root), and with `recurse` those
   // inside it, drop their parameters after forward (as under full_shard), or keep them until
   // backward (shard_grad_op). The root always keeps its own. All ranks do the same. InvalidArgument
-  // when there is no such unit.
+  // when there is no such unit, and inside forward.
   void set_reshard_after_forward(bool on, const std::string& unit = "", bool recurse = true) {
     engine_->set_reshard_after_forward(on, unit, recurse);
   }
@@ -284,7 +285,8 @@ class FSDP {
   const FSDPPlan& plan() { return engine_->plan(); }
   // The same from a step that is run on the meta device, activations included: the module on
   // tensors like these, and backward from all of its outputs. Nothing is communicated, computed or
-  // changed; a module that looks at values (item()) cannot be planned so.
+  // changed; a module that looks at values (item()) cannot be planned so. InvalidArgument while
+  // units are gathered, inside a step, and while gradients of no_sync() are kept.
   template <typename... Inputs>
   requires(sizeof...(Inputs) > 0 &&
            !std::is_invocable_v<std::tuple_element_t<0, std::tuple<Inputs..., int>>>)

@@ -89,9 +89,9 @@ struct FSDPOptions {
   BackwardPrefetch backward_prefetch = BackwardPrefetch::pre;
   // Gathers the next unit of the last step's order while the current one computes.
   bool forward_prefetch = false;
-  // At most two units are gathered at a time, beside the root and a unit's ancestors.
+  // At most one unit is being gathered ahead at a time.
   bool limit_all_gathers = true;
-  // Rank 0's parameters and buffers replace the others' at construction.
+  // Rank 0's parameters and buffers replace the others' at construction, but ignored ones.
   bool sync_module_states = false;
   // Where the ranks of a group share memory, the parameters lie in it once, and gathering copies
   // nothing. False: they are gathered by copying, as between hosts.
