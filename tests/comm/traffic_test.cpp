@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "cohort/comm/link_delay.h"
 #include "comm/worlds.h"
 
 namespace cohort::test {
@@ -56,6 +57,18 @@ TEST_P(Traffic, IsWhatWasExpected) {
       EXPECT_THROW(group->expected_bytes(Operation::split, u8, 0), NotSupported);
     });
   }
+}
+
+TEST(LinkDelay, MakesEachCollectiveTakeSoMuchLonger) {
+  World(Over::shm, 2).run([](const Group& group) {
+    constexpr std::chrono::microseconds kDelay{20'000};
+    comm::set_link_delay(kDelay);
+    const auto start = Clock::now();
+    for (int i = 0; i < 3; ++i) group->all_reduce(Tensor::ones({4})).synchronize();
+    EXPECT_GE(Clock::now() - start, 3 * kDelay);
+    comm::set_link_delay(std::chrono::microseconds(0));
+    EXPECT_THROW(comm::set_link_delay(std::chrono::microseconds(-1)), InvalidArgument);
+  });
 }
 
 }  // namespace

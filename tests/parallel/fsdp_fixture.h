@@ -44,6 +44,22 @@ inline Tensor loss_of(const Tensor& logits) {
   return cross_entropy(logits, Tensor::from<std::int64_t>({0, 3, 1, 4}, {4}));
 }
 
+// Both ways of sharing, and both of keeping.
+inline std::vector<FSDPOptions> kinds(const WrapPolicy& policy) {
+  std::vector<FSDPOptions> all;
+  for (const auto strategy : {ShardingStrategy::full_shard, ShardingStrategy::shard_grad_op}) {
+    for (const bool zero_copy : {true, false}) {
+      all.push_back(
+          {.sharding_strategy = strategy, .auto_wrap_policy = policy, .zero_copy = zero_copy});
+    }
+  }
+  return all;
+}
+
+inline std::int64_t gathers(const comm::ProcessGroup& group) {
+  return group.stats().of(comm::Operation::all_gather).count;
+}
+
 // Gathers what rank 0 has at the end, after all were found equal.
 class Collected {
  public:

@@ -17,22 +17,6 @@ namespace {
 
 using comm::Operation;
 
-// Both ways of sharing, and both of keeping.
-std::vector<FSDPOptions> kinds(const WrapPolicy& policy) {
-  std::vector<FSDPOptions> all;
-  for (const auto strategy : {ShardingStrategy::full_shard, ShardingStrategy::shard_grad_op}) {
-    for (const bool zero_copy : {true, false}) {
-      all.push_back(
-          {.sharding_strategy = strategy, .auto_wrap_policy = policy, .zero_copy = zero_copy});
-    }
-  }
-  return all;
-}
-
-std::int64_t gathers(const comm::ProcessGroup& group) {
-  return group.stats().of(Operation::all_gather).count;
-}
-
 // The same steps under DDP and FSDP: `step(model, step)` returns a loss.
 template <typename Make, typename Step>
 void expect_equal_to_ddp(int world, const WrapPolicy& policy, Make make, Step step, int steps = 3) {
@@ -65,6 +49,69 @@ struct Pair {
   std::vector<Tensor> rest;
   static constexpr auto tensor_fields = std::tuple{&Pair::first, &Pair::rest};
 };
+
+// Odd widths, so that ranges cut rows, and clearing to None and to zero in turn.
+TEST(FsdpUse, Row2LossesOfLinearPairsAreDdpsInEveryStep) {
+  for (const std::string widths : {"16-15-8", "7-15-3", "16-17-8"}) {
+    for (const int world : {1, 2, 3, 8}) {
+      comm::LocalWorld(world).run([&](const Group& group) {
+        const auto make = [&] {
+          manual_seed(4);
+          return models::make_mlp(widths);
+        };
+        DDP ddp(make(), group);
+        FSDP fsdp(make(), group, {.auto_wrap_policy = linears()});
+        optim::Adam a(ddp.parameters(), {.lr = 1e-2});
+        optim::Adam b(fsdp.parameters(), {.lr = 1e-2});
+        Generator generator(static_cast<std::uint64_t>(group->rank()) + 1);
+        Tensor x = Tensor::empty({5, models::parse_widths(widths).front()});
+        normal_(x, 0, 1, generator);
+        for (int step = 0; step < 10; ++step) {
+          const auto train = [&](auto& model, optim::Adam& adam) {
+            model.module().zero_grad(/*set_to_none=*/step % 2 == 0);
+            const Tensor loss = mean(model(x) * model(x));
+            loss.backward();
+            adam.step();
+            return loss.item();
+          };
+          ASSERT_EQ(train(fsdp, b), train(ddp, a)) << widths << ", world " << world << ", " << step;
+        }
+      });
+    }
+  }
+}
+
+TEST(FsdpUse, Row18AUnitThatIsGatheredAheadAndNotUsedAnyMoreIsDropped) {
+  struct Skips : nn::ModuleOf<Skips> {
+    nn::Child<nn::Linear> a = make_module<nn::Linear>("a", 4, 4);
+    nn::Child<nn::Linear> b = make_module<nn::Linear>("b", 4, 4);
+    nn::Child<nn::Linear> c = make_module<nn::Linear>("c", 4, 4);
+    bool skip = false;
+    Tensor forward(const Tensor& x) { return c(skip ? a(x) : b(a(x))); }
+  };
+  for (FSDPOptions options : kinds(linears())) {
+    options.forward_prefetch = true;
+    comm::LocalWorld(2).run([&](const Group& group) {
+      DDP ddp(std::make_shared<Skips>(), group, {.find_unused_parameters = true});
+      FSDP fsdp(std::make_shared<Skips>(), group, options);
+      optim::SGD a(ddp.parameters(), {.lr = 0.1});
+      optim::SGD b(fsdp.parameters(), {.lr = 0.1});
+      fsdp.load_full_state(ddp.module().named_state());
+      const auto rest = memory_stats().live[static_cast<std::size_t>(MemoryCategory::parameters)];
+      for (int step = 0; step < 4; ++step) {
+        ddp.module().skip = fsdp.module().skip = step % 2 == 1;
+        a.zero_grad();
+        b.zero_grad();
+        sum(ddp(input(step, group->rank()))).backward();
+        sum(fsdp(input(step, group->rank()))).backward();
+        a.step();
+        b.step();
+        EXPECT_EQ(memory_stats().live[static_cast<std::size_t>(MemoryCategory::parameters)], rest);
+      }
+      EXPECT_EQ(values_of(fsdp.full_state()), values_of(ddp.module().named_parameters()));
+    });
+  }
+}
 
 TEST(FsdpUse, Row25OutputsAndInputsMayBeInContainers) {
   struct Inner : nn::ModuleOf<Inner> {
@@ -252,50 +299,6 @@ TEST(FsdpUse, ParametersWrittenBetweenForwardAndBackwardAreAnError) {
   }
 }
 
-TEST(FsdpUse, KeptParametersAndGradientsTakeMemoryOfTheirOwnSize) {
-  comm::LocalWorld(2).run([](const Group& group) {
-    // A large unit among small ones: 12 x 4000, 4000 x 8, 8 x 8, ...
-    FSDP fsdp(models::make_mlp("12-4000-8-8-8-8-5"), group,
-              {.sharding_strategy = ShardingStrategy::shard_grad_op,
-               .auto_wrap_policy = linears(),
-               .zero_copy = false});
-    const FSDPPlan& plan = fsdp.plan(inputs_of(0, 0, 0));
-    std::int64_t elements = 0;
-    for (const FSDPPlan::Unit& unit : plan.units) {
-      for (const FSDPPlan::Flat& flat : unit.flats) elements += flat.elements;
-    }
-    EXPECT_EQ(plan.rise[static_cast<std::size_t>(MemoryCategory::parameters)], 4 * elements);
-    const auto guard = fsdp.no_sync();
-    loss_of(fsdp(inputs_of(0, group->rank(), 0))).backward();
-    EXPECT_EQ(memory_stats().live[static_cast<std::size_t>(MemoryCategory::gradients)],
-              4 * elements);
-  });
-}
-
-TEST(FsdpUse, AnAccumulationThatIsDiscardedLeavesNoTrace) {
-  for (const auto reduce : {f32, f64}) {
-    comm::LocalWorld(2).run([&](const Group& group) {
-      const FSDPOptions options{.auto_wrap_policy = linears(),
-                                .mixed_precision = {.reduce_dtype = reduce}};
-      FSDP fsdp(small_model(), group, options);
-      const auto gradient = [&] {
-        loss_of(fsdp(inputs_of(0, group->rank(), 0))).backward();
-        return fsdp.parameters()[0].grad().to_vector<float>();
-      };
-      const auto expected = gradient();
-      fsdp.module().zero_grad();
-      const auto rest = memory_stats().live_total;
-      {
-        const auto guard = fsdp.no_sync();
-        loss_of(fsdp(inputs_of(0, group->rank(), 1))).backward();
-      }
-      fsdp.discard_accumulation();
-      EXPECT_EQ(memory_stats().live_total, rest);
-      EXPECT_EQ(gradient(), expected);
-    });
-  }
-}
-
 // Zero-sized parameters that are the only trained ones of their unit.
 TEST(FsdpUse, Row9UnitsWithoutTrainedElementsTrain) {
   struct Empty : nn::ModuleOf<Empty> {
@@ -337,104 +340,6 @@ TEST(FsdpUse, GradOfAnInputIsOverOnAllRanksBeforeShardsMayBeWritten) {
       EXPECT_EQ(sensitivity(fsdp, a), sensitivity(copying, b)) << step;
     }
   });
-}
-
-TEST(FsdpUse, AGuardOfNoSyncMayOutliveTheUnits) {
-  comm::LocalWorld(2).run([](const Group& group) {
-    FSDP fsdp(small_model(), group);
-    const auto guard = fsdp.no_sync();
-    fsdp.restore();
-  });
-}
-
-TEST(FsdpUse, Row12ReshardingByHandGathersAllUnitsAgain) {
-  comm::LocalWorld(2).run([](const Group& group) {
-    FSDP fsdp(small_model(), group,
-              {.sharding_strategy = ShardingStrategy::shard_grad_op,
-               .auto_wrap_policy = linears(),
-               .zero_copy = false});
-    std::vector<std::vector<float>> gradients;
-    for (const bool by_hand : {false, true}) {
-      fsdp.module().zero_grad();
-      const Tensor loss = loss_of(fsdp(inputs_of(0, group->rank(), 0)));
-      if (by_hand) fsdp.reshard();
-      group->reset_stats();
-      loss.backward();
-      EXPECT_EQ(gathers(*group), by_hand ? 4 : 0);
-      gradients.push_back(fsdp.parameters()[0].grad().to_vector<float>());
-    }
-    EXPECT_EQ(gradients[0], gradients[1]);
-  });
-}
-
-TEST(FsdpUse, Row13ReshardingAfterForwardIsSetForOneUnitOrAllInsideIt) {
-  comm::LocalWorld(2).run([](const Group& group) {
-    FSDP fsdp(models::make_mlp("12-8-8-8-8-5"), group,
-              {.auto_wrap_policy = linears(), .zero_copy = false});
-    const auto in_backward = [&] {
-      fsdp.module().zero_grad();
-      const Tensor loss = loss_of(fsdp(inputs_of(0, group->rank(), 0)));
-      group->reset_stats();
-      loss.backward();
-      return gathers(*group);
-    };
-    EXPECT_EQ(in_backward(), 3) << "of five units two are still there";
-    fsdp.set_reshard_after_forward(false, "9", /*recurse=*/false);
-    EXPECT_EQ(in_backward(), 2) << "it keeps its own, and two of the others are still there";
-    fsdp.set_reshard_after_forward(false, "1");
-    EXPECT_EQ(in_backward(), 1);
-    EXPECT_EQ(fsdp.plan().count(Operation::all_gather), 5 + 1);
-    fsdp.set_reshard_after_forward(false);
-    EXPECT_EQ(in_backward(), 0);
-    fsdp.set_reshard_after_forward(true);
-    EXPECT_EQ(in_backward(), 3);
-    EXPECT_THROW(fsdp.set_reshard_after_forward(true, "33"), InvalidArgument);
-  });
-}
-
-TEST(FsdpUse, Row14AccumulationReducesOnceAndGathersForEachMicroBatch) {
-  for (const bool keeps : {false, true}) {
-    comm::LocalWorld(2).run([&](const Group& group) {
-      const auto strategy = keeps ? ShardingStrategy::shard_grad_op : ShardingStrategy::full_shard;
-      FSDP fsdp(small_model(), group,
-                {.sharding_strategy = strategy, .auto_wrap_policy = linears(), .zero_copy = false});
-      group->reset_stats();
-      for (int micro = 0; micro < 3; ++micro) {
-        std::optional<decltype(fsdp)::NoSync> guard;
-        if (micro < 2) guard.emplace(fsdp.no_sync());
-        loss_of(fsdp(inputs_of(0, group->rank(), micro))).backward();
-      }
-      EXPECT_EQ(group->stats().of(Operation::reduce_scatter).count, 4);
-      EXPECT_EQ(gathers(*group), 3 * (keeps ? 4 : 4 + 2)) << "two units are still there";
-    });
-  }
-}
-
-TEST(FsdpUse, Row40AccumulationWithAndWithoutCommunicationGivesTheSameSums) {
-  for (FSDPOptions options : kinds(linears())) {
-    for (const bool local_first : {true, false}) {
-      comm::LocalWorld(2).run([&](const Group& group) {
-        FSDP fsdp(small_model(), group, options);
-        FSDP plain(small_model(), group, options);
-        for (int micro = 0; micro < 6; ++micro) {
-          // Three of each, in one order or the other; the last one has to reduce.
-          const bool local = micro < 5 && (micro < 3) == local_first;
-          std::optional<decltype(fsdp)::NoSync> guard;
-          if (local) guard.emplace(fsdp.no_sync());
-          loss_of(fsdp(inputs_of(0, group->rank(), micro))).backward();
-          guard.reset();
-          loss_of(plain(inputs_of(0, group->rank(), micro))).backward();
-        }
-        const auto got = fsdp.parameters();
-        const auto expected = plain.parameters();
-        for (std::size_t i = 0; i < got.size(); ++i) {
-          const auto a = got[i].grad().to_vector<float>();
-          const auto b = expected[i].grad().to_vector<float>();
-          for (std::size_t k = 0; k < a.size(); ++k) EXPECT_NEAR(a[k], b[k], 1e-6);
-        }
-      });
-    }
-  }
 }
 
 // A forward without a backward leaves its slots behind, so that nothing blocks the host between the
