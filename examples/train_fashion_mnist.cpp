@@ -66,7 +66,8 @@ void define_options(CLI::App& app, Options& o) {
                  "ddp; no_shard, shard_grad_op, full_shard or hybrid (FSDP)")
       ->check(CLI::IsMember({"ddp", "no_shard", "shard_grad_op", "full_shard", "hybrid"}))
       ->capture_default_str();
-  app.add_option("--shard-size", o.shard_size, "Ranks per shard group (hybrid)");
+  app.add_option("--shard-size", o.shard_size,
+                 "Ranks per shard group (hybrid); by default those of a host");
   app.add_option("--memory-limit", o.memory_limit, "Bytes that a rank may hold; 0 for no limit")
       ->check(CLI::NonNegativeNumber);
   app.add_flag("--offload", o.offload, "Keep shards in host memory (FSDP)");
@@ -309,7 +310,9 @@ int run(const Options& options) {
                .auto_wrap_policy = wrap::by_type<nn::Linear, nn::Conv2d>(),
                .cpu_offload = {.offload_params = options.offload},
                .sync_module_states = true,
-               .shard_size = options.shard_size});
+               .shard_size = options.shard_size > 0
+                                 ? options.shard_size
+                                 : comm::LaunchEnv::from_environment().local_world_size});
     train(options, fsdp, *group);
   }
   return 0;

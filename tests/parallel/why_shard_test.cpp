@@ -45,5 +45,27 @@ TEST(WhyShard, ReplicasThatDoNotFitSayWhatHoldsTheMemoryAndShardsTrain) {
   EXPECT_THAT(shards.out(), HasSubstr("epoch 1/1"));
 }
 
+// Every strategy of the example, from the launcher: the plan, then the epoch's line.
+class Strategies : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Example, Strategies,
+                         testing::Values("ddp", "no_shard", "shard_grad_op", "full_shard",
+                                         "hybrid"));
+
+TEST_P(Strategies, PrintThePlanAndWhatAnEpochCommunicatedAndHeld) {
+  for (const char* needed : {kData, COHORT_TEST_BIN "/train_fashion_mnist"}) {
+    if (!std::filesystem::exists(needed)) GTEST_SKIP() << "there is no " << needed;
+  }
+  ChildProcess job({COHORT_TEST_BIN "/cohort", "run", "-n", "2",
+                    COHORT_TEST_BIN "/train_fashion_mnist", "--widths", "784-64-10", "--epochs",
+                    "1", "--steps", "3", "--plan", "--strategy", GetParam()});
+  EXPECT_EQ(job.wait(std::chrono::seconds(60)).value_or(-1000), 0) << job.err();
+  job.wait_for_end_of_output(std::chrono::seconds(10));
+  for (const char* text : {"epoch 1/1", "% of the epoch", "peak memory"}) {
+    EXPECT_THAT(job.out(), HasSubstr(text));
+  }
+  const bool sharded = std::string(GetParam()) != "ddp";
+  EXPECT_THAT(job.out(), HasSubstr(sharded ? "FSDP plan of one of 2 ranks" : "bucket"));
+}
+
 }  // namespace
 }  // namespace cohort::test
